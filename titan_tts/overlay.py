@@ -12,8 +12,9 @@ from pathlib import Path
 from types import ModuleType
 
 
-def install_overlay() -> None:
-    """Makes `torchtitan` importable from any folder, our modules first, without upstream's `__init__`."""
+def install_overlay(upstream: bool = True) -> None:
+    """Makes `torchtitan` importable from any folder, our modules first, without upstream's `__init__`. `upstream`: ends the
+    program where upstream is not installed; False: our own modules are enough."""
     if "torchtitan" in sys.modules:
         return
     here = Path(__file__).resolve().parents[1]
@@ -22,14 +23,17 @@ def install_overlay() -> None:
         folder = str(Path(entry).resolve() / "torchtitan")
         if Path(folder, "train.py").is_file() and folder not in folders:
             folders.append(folder)
-    if not any(Path(folder, "train.py").is_file() for folder in folders):
+    has_upstream = any(Path(folder, "train.py").is_file() for folder in folders)
+    if upstream and not has_upstream:
         sys.exit("error: torchtitan is not installed; run: pip install torchtitan==0.2.2")
     package = ModuleType("torchtitan", "TorchTitan and our modules.")
     package.__path__ = folders
     package.__spec__ = ModuleSpec("torchtitan", None, is_package=True)
     package.__spec__.submodule_search_locations = folders
-    vars(package)["__version__"] = version("torchtitan")
     sys.modules["torchtitan"] = package
+    if not has_upstream:
+        return
+    vars(package)["__version__"] = version("torchtitan")
 
     from torchtitan import _imports, models
 

@@ -18,8 +18,8 @@ class Options(ModelOptions):
     out: tyro.conf.Positional[str]
     """Folder to write, a new or an empty one."""
 
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of model.safetensors: as trained, or half its size."""
+    dtype: Literal["float32", "bfloat16", "int8"] = "float32"
+    """Precision of the weights: float32 as trained, or bfloat16 of half its size; of --onnx float32 or int8."""
 
     voices: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
     """A speaker of the training shards whose reference is exported, too, for --speaker; may be repeated. The first speaks
@@ -27,6 +27,10 @@ class Options(ModelOptions):
 
     adapter: bool = False
     """Write what an adapter's run has trained alone, some megabytes that `titan-tts serve --voice` adds to its base."""
+
+    onnx: bool = False
+    """Write graphs for onnxruntime, by which titan_tts.onnx_voice speaks without torch; RUN may be an exported folder, too,
+    or titan_tts:NAME, whose voices are all exported without --voices."""
 
     license: str = "unknown"
     """Licence of the weights for the model card, such as apache-2.0."""

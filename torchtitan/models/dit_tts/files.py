@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
-from filelock import FileLock, Timeout
-
 from torchtitan.models.dit_tts.bounded import parse_json, read_bytes
 from torchtitan.models.dit_tts.errors import InputError
 
@@ -83,6 +81,8 @@ def sync_tree(folder: Path) -> None:
 @contextmanager
 def held(lock: Path, refusal: str, seconds: float = 0.0) -> Iterator[None]:
     """Holds a lock. Raises InputError with the sentence `refusal` where another process keeps it for so many seconds."""
+    from filelock import FileLock, Timeout
+
     try:
         with FileLock(lock, timeout=seconds):
             yield

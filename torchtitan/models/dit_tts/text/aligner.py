@@ -12,14 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from tqdm import tqdm
 
 from torchtitan.models.dit_tts.bounded import read_arrays
-from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
 from torchtitan.models.dit_tts.errors import reading
 from torchtitan.models.dit_tts.files import write_atomic
+
+if TYPE_CHECKING:  # what speaks by onnxruntime reads an aligner without torch
+    from torchtitan.models.dit_tts.data.dataset import Dataset
 
 ALIGNER_FILE = "aligner.npz"
 
@@ -159,6 +161,24 @@ class Aligner:
         write_atomic(folder / ALIGNER_FILE, content.getvalue())
 
 
+def unit_spans(units: Sequence[int]) -> np.ndarray:
+    """(tokens, 2) float64: where each token begins and ends, in characters, of characters that have so many `units` of
+    one token each; several divide their character."""
+    ends = np.cumsum([0, *units])
+    edges = np.interp(np.arange(ends[-1] + 1), ends, np.arange(len(ends)))
+    return np.stack([edges[:-1], edges[1:]], 1)
+
+
+def token_positions(frames: np.ndarray, spans: np.ndarray) -> np.ndarray:
+    """(tokens,) float32 in (0, 1): where in the speech the middle of each token is, -1 for those without a character.
+    `frames`: (characters + 2,) as `Aligner.frames`; `spans`: (tokens, 2), where each begins and ends, in characters."""
+    ends = np.maximum(frames, MIN_FRAMES).cumsum()
+    begin, end = spans.T
+    of_character = np.arange(len(ends) - 1)
+    first, last = (np.interp(each, of_character, ends[:-1]) for each in (begin, end))
+    return np.where(begin < end, (first + last) / 2 / ends[-1], -1.0).astype(np.float32)
+
+
 def _spread(frames: int, states: int) -> np.ndarray:
     return ((np.arange(frames) + 0.5) * (states / frames)).astype(np.int64)
 
@@ -212,10 +232,12 @@ def load_aligner(folder: Path) -> Aligner:
 
 
 def choose_recordings(
-    dataset: Dataset, max_frames: int, total_frames: int = _MAX_FRAMES
+    dataset: "Dataset", max_frames: int, total_frames: int = _MAX_FRAMES
 ) -> list[tuple[str, np.ndarray]]:
     """Texts and latents from which an aligner is learned: an even selection, of about `total_frames`, of recordings
     that are not longer than `max_frames`, without the corrupt ones; may be empty."""
+    from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
+
     fitting = np.flatnonzero((dataset.frames <= max_frames) & (dataset.text_chars > 0))
     affordable = 1 + total_frames * len(fitting) // max(1, int(dataset.frames[fitting].sum()))
     count = min(len(fitting), _MAX_RECORDINGS, affordable)
@@ -233,6 +255,8 @@ def choose_recordings(
 
 def fit_aligner(recordings: Sequence[tuple[str, np.ndarray]]) -> Aligner:
     """The aligner of some recordings: text and latents (T, C) of each."""
+    from tqdm import tqdm
+
     texts = [text for text, _ in recordings]
     symbols = "".join(sorted({c for text in texts for c in folded(text)}))
     everything = np.concatenate([normalised(latents) for _, latents in recordings])

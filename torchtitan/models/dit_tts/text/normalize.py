@@ -22,7 +22,9 @@ _KEPT = 2**17  # texts in memory, about 40 MB: a text comes again in every epoch
 _CUTS = re.compile(
     r"(\s*(?:[\[\](){}<>\"“”„«»\\|_…\n\t\v]|[,;:!?](?=\s|$)|[。，、！？；：])\s*|\s{2,}|^\s+|\s+$)"
 )
-_TO_SAY = re.compile(r"[\d$£€¥￥%&@#=°½¼¾²³]|www\.|://")
+TO_SAY = re.compile(r"[\d$£€¥￥%&@#=°½¼¾²³]|www\.|://")
+"""where the grammar has something to read"""
+
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
@@ -85,7 +87,7 @@ def _reader(language: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         parts = _CUTS.split(english.prepared(text) if is_english else text)
         with lock:
-            words = [said(part) if _TO_SAY.search(part) else part for part in parts]
+            words = [said(part) if TO_SAY.search(part) else part for part in parts]
         return "".join(words).replace(english.CUT, "")
 
     return read

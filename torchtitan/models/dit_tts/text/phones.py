@@ -7,13 +7,13 @@ from collections import Counter
 from functools import cached_property, lru_cache
 from itertools import chain
 from os.path import commonprefix
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchtitan.models.dit_tts.added_tokens import AddedTokens
-from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.text.token_counts import read_texts
-from torchtitan.models.dit_tts.text.vocabulary import named
+
+if TYPE_CHECKING:  # what speaks by onnxruntime reads phones without torch
+    from torchtitan.models.dit_tts.data.dataset import Dataset
 
 _KEPT = 2**18  # texts whose phones stay in memory, about 60 MB: a text comes again in every epoch
 _TEXTS_AT_ONCE = 1024
@@ -122,9 +122,11 @@ def _script_of(character: str) -> str:
     return unicodedata.name(character, "").partition(" ")[0] if is_letter else ""
 
 
-def lost_letters(dataset: Dataset, phones: Phonemizer) -> dict[int, list[str]]:
+def lost_letters(dataset: "Dataset", phones: Phonemizer) -> dict[int, list[str]]:
     """The samples whose texts have letters that `phones` loses, and these letters. Texts are read only where the data
     has a letter that may be lost."""
+    from torchtitan.models.dit_tts.text.token_counts import read_texts
+
     found: dict[int, list[str]] = {}
     if phones.lost(dataset.characters):
         for first in range(0, len(dataset), _TEXTS_AT_ONCE):
@@ -135,7 +137,7 @@ def lost_letters(dataset: Dataset, phones: Phonemizer) -> dict[int, list[str]]:
     return found
 
 
-def check_letters(dataset: Dataset, phones: Phonemizer) -> None:
+def check_letters(dataset: "Dataset", phones: Phonemizer) -> None:
     """Raises InputError where texts have letters that `phones` loses, for a model could not tell their words apart."""
     if lost := lost_letters(dataset, phones):
         by_name = {dataset.sample_id(sample): letters for sample, letters in lost.items()}
@@ -147,6 +149,8 @@ def lost_letters_error(
 ) -> InputError:
     """The error of texts with letters that `phones` loses: {recording: its letters}, of so many texts; `key` is what
     named the language."""
+    from torchtitan.models.dit_tts.text.vocabulary import named
+
     letters = [letter for letter, _ in Counter(chain(*lost.values())).most_common()]
     return InputError(
         f"{key} = 'phones:{phones.language}', but in {len(lost)} of {texts} texts espeak-ng reads letters as the name of "

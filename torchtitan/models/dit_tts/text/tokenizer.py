@@ -15,7 +15,7 @@ from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.members import label_of
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.counter_rng import stream_keys, uniform
-from torchtitan.models.dit_tts.text.aligner import MIN_FRAMES, Aligner
+from torchtitan.models.dit_tts.text.aligner import Aligner, token_positions, unit_spans
 from torchtitan.models.dit_tts.text.conventions import ECHO, MAX_ADDED_BYTES, NORMALIZERS
 from torchtitan.models.dit_tts.text.normalize import Normalizer
 from torchtitan.models.dit_tts.text.phones import Phonemizer
@@ -151,11 +151,7 @@ class ConditionedTokenizer(BaseTokenizer):
         if frames is None:
             assert self.aligner is not None
             frames = self.aligner.expected_frames(self.spoken(text))
-        ends = np.maximum(frames, MIN_FRAMES).cumsum()
-        begin, end = self.spans(text).T
-        of_character = np.arange(len(ends) - 1)
-        first, last = (np.interp(each, of_character, ends[:-1]) for each in (begin, end))
-        return np.where(begin < end, (first + last) / 2 / ends[-1], -1.0).astype(np.float32)
+        return token_positions(frames, self.spans(text))
 
     @abstractmethod
     def unknown_characters(self, text: str) -> list[str]:
@@ -227,12 +223,9 @@ class UnitTokenizer(ConditionedTokenizer):
     def text_spans(self, text: str) -> np.ndarray:
         text = self.spoken(text)
         added = self.added.characters
-        units = [len(unicode_bytes(c)) if self._bytes and c not in added else 1 for c in text]
-        # A character of several bytes is divided among them.
-        edges = np.interp(
-            np.arange(sum(units) + 1), np.cumsum([0, *units]), np.arange(len(text) + 1)
+        return unit_spans(
+            [len(unicode_bytes(c)) if self._bytes and c not in added else 1 for c in text]
         )
-        return np.stack([edges[:-1], edges[1:]], 1)
 
     def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
         if self._phones is not None:

@@ -100,16 +100,29 @@ class Vocoder(nn.Module):
         found = self.pitch(_scaled(log_mel)).float()
         return found[..., :-1], found[..., -1]
 
+    def find_pitch(self, log_mel: Tensor) -> tuple[Tensor, Tensor]:
+        """Pitch in Hz (B, F), and whether a frame is voiced (B, F)."""
+        logits, voiced_logits = self.pitch_logits(log_mel)
+        return likeliest_pitch(logits), voiced_logits.sigmoid() > _VOICED
+
+    def log_filters(
+        self, log_mel: Tensor, pitch: Tensor, voiced: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Log gain and phase beside the minimum one of the pulses' filters, and log gain of the noise's, (B, F, bins) each,
+        of pitch in Hz (B, F) and voiced in [0, 1] (B, F)."""
+        about = torch.stack([(pitch / 150).log2() * voiced, voiced], -1)
+        given = torch.cat([_scaled(log_mel), about], -1)
+        gain, phase, noise_gain = self.filters(given).float().split(self.bins, -1)
+        level = log_mel @ self.between_bands
+        gain, noise_gain = ((level + each).clamp_max(_MAX_LOG_GAIN) for each in (gain, noise_gain))
+        return gain, phase, noise_gain
+
     def filter_excitations(
         self, log_mel: Tensor, pitch: Tensor, voiced: Tensor, noise: Tensor
     ) -> Tensor:
         """Waveforms (B, F * hop) of pitch in Hz (B, F), voiced in [0, 1] (B, F) and white noise (B, F * hop)."""
-        about = torch.stack([(pitch / 150).log2() * voiced, voiced], -1)
-        given = torch.cat([_scaled(log_mel), about], -1)
-        gain, phase, noise_gain = self.filters(given).float().split(self.bins, -1)
+        gain, phase, noise_gain = self.log_filters(log_mel, pitch, voiced)
         pulses = pulse_train(pitch, voiced, HOP, SAMPLE_RATE)
-        level = log_mel @ self.between_bands
-        gain, noise_gain = ((level + each).clamp_max(_MAX_LOG_GAIN) for each in (gain, noise_gain))
         filters = torch.polar(gain.exp(), phase + minimum_phase(gain))
         spectrum = stft(pulses, self.window, HOP) * filters
         spectrum = spectrum + stft(noise, self.window, HOP) * noise_gain.exp()
@@ -118,9 +131,8 @@ class Vocoder(nn.Module):
     @torch.no_grad()
     def forward(self, log_mel: Tensor) -> Tensor:
         """Waveform (F * hop,) of log-mel amplitudes (F, mel_bands); the same at every call."""
-        logits, voiced_logits = self.pitch_logits(log_mel[None])
-        voiced = voiced_logits.sigmoid() > _VOICED
-        pitch = fill_pitch(likeliest_pitch(logits)[0].numpy(), voiced[0].numpy())
+        found, voiced = self.find_pitch(log_mel[None])
+        pitch = fill_pitch(found[0].numpy(), voiced[0].numpy())
         generator = torch.Generator().manual_seed(0)
         noise = torch.randn(1, len(log_mel) * HOP, generator=generator)
         given = torch.from_numpy(pitch)[None], voiced.float(), noise

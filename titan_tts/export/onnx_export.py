@@ -1,0 +1,289 @@
+"""Writes a trained model as ONNX graphs, with all that `titan_tts.onnx_voice` speaks by.
+
+A graph has one utterance of any length, without padding. So it has no mask; a branch of guidance gets none of the keys of
+the condition that it lacks.
+"""
+
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from titan_tts.export.exporter import new_folder
+from titan_tts.export.options import Options
+from titan_tts.onnx_voice.voice import FORMAT, MAX_GRAPH
+from titan_tts.speak.lengths import find_predictor, load_predictor
+from titan_tts.speak.load_run import LoadedRun, load_run
+from titan_tts.speak.speech_data import ExportedSpeechData, open_speech_data
+from torchtitan.models.dit_tts.config.codec_name import VOCODER, split_vocoder
+from torchtitan.models.dit_tts.config.shipped import shipped_path
+from torchtitan.models.dit_tts.errors import InputError, require_modules
+from torchtitan.models.dit_tts.files import write_atomic
+from torchtitan.models.dit_tts.flow.objective import FlowMatching
+from torchtitan.models.dit_tts.flow.solvers import plan_steps
+from torchtitan.models.dit_tts.infra.kernels import use_operations
+from torchtitan.models.dit_tts.model.attention_backends import GuidedKeys
+from torchtitan.models.dit_tts.model.conditions import Conditions
+from torchtitan.models.dit_tts.model.duration import DurationModel
+from torchtitan.models.dit_tts.model.encoders import ByteEncoder
+from torchtitan.models.dit_tts.model.model import BlockCache
+from torchtitan.models.dit_tts.model.operations import Operations
+from torchtitan.models.dit_tts.speech.codec import build_codec, codec_kind
+from torchtitan.models.dit_tts.speech.codec.mel_dct import MelDctCodec
+from torchtitan.models.dit_tts.speech.codec.record import check_codec
+from torchtitan.models.dit_tts.speech.codec.spectrogram import MEL_BANDS
+from torchtitan.models.dit_tts.speech.codec.vocoder import minimum_phase
+from torchtitan.models.dit_tts.text import vocabulary as ids_of
+from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
+
+OPSET = 18  # of the operators; onnxruntime has read it since 1.14
+_LENGTHS = {12: "frames", 10: "tokens", 3: "patches", 48: "mel_frames"}
+"""lengths of the example by which the graphs are traced"""
+
+
+class _Graph(nn.Module):
+    def __init__(self, model: nn.Module, run: Callable[..., Any]):
+        super().__init__()
+        self.model, self._run = model, run
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self._run(self.model, *inputs)
+
+
+def _conditions(
+    model: Any, ids: Tensor, reference: Tensor, positions: Tensor | None = None
+) -> Conditions:
+    frames = reference.unflatten(-1, (-1, model.args.latent_channels)).flatten(1, 2)
+    heard = torch.ones_like(frames[..., 0], dtype=torch.bool)
+    text_mask = torch.ones_like(ids, dtype=torch.bool)
+    return model.encode_conditions(ids, text_mask, frames, heard, text_positions=positions)
+
+
+def _encode(
+    model: Any, ids: Tensor, positions: Tensor, frames: Tensor, reference: Tensor
+) -> tuple[Tensor, ...]:
+    """Keys and values (blocks, 2, 1, L, H, K) of the text and of the speaker."""
+    conditions = _conditions(model, ids, reference, positions)
+    [blocks] = model.block_caches(conditions, torch.zeros(1), frames)
+    streams = zip(*(block.key_values for block in blocks))
+    return tuple(torch.stack([torch.stack(pair) for pair in stream]) for stream in streams)
+
+
+def _step(objective: FlowMatching, smallest: float) -> Callable[..., Tensor]:
+    def velocity(model: Any, latents: Tensor, t: Tensor, text: Tensor, speaker: Tensor) -> Tensor:
+        shared, streams = model.timestep(t), zip(text.unbind(), speaker.unbind())
+        caches = [
+            BlockCache(((of_text[0], of_text[1]), (voice[0], voice[1])), layer.adaln(shared))
+            for layer, (of_text, voice) in zip(model.layers, streams)
+        ]
+        unread = Conditions(text, text, speaker, speaker)  # by blocks with caches
+        keys = GuidedKeys(((True, True),), (None,))
+        output = model.denoise_guided(latents, t, keys, unread, t, caches)
+        return objective.velocity(output, latents, t, smallest)
+
+    return velocity
+
+
+def _length(model: Any, ids: Tensor, reference: Tensor, has_speaker: Tensor) -> Tensor:
+    return model.log_frames(_conditions(model, ids, reference), has_speaker)
+
+
+def _pitch(codec: MelDctCodec) -> Callable[..., tuple[Tensor, ...]]:
+    def found(vocoder: Any, latents: Tensor) -> tuple[Tensor, ...]:
+        log_mel = codec.log_mel(latents[0])[None]
+        return log_mel, *vocoder.find_pitch(log_mel)
+
+    return found
+
+
+def _filters(
+    vocoder: Any, log_mel: Tensor, pitch: Tensor, voiced: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    gain, phase, noise_gain = vocoder.log_filters(log_mel, pitch, voiced)
+    # The minimum phase is linear in the gain: as a matrix it needs no Fourier transform.
+    return gain, phase + gain @ minimum_phase(torch.eye(vocoder.bins)), noise_gain
+
+
+def export_onnx(options: Options, out: Path) -> str:
+    """Writes the files of `onnx_voice.voice` to a new or an empty folder: complete under its name, or not at all. Returns a
+    report."""
+    require_modules("onnx", "onnxscript", "onnxruntime")
+    folder = Path(shipped_path(options.run))
+    loaded = load_run(folder, options.step, options.weights, options.encoder)
+    found = find_predictor(loaded.folder, loaded.config)
+    predictor = load_predictor(found, loaded.config) if found else None
+    name = options.codec or loaded.config.sampling.codec
+    _check(loaded, name, predictor)
+    codec = build_codec(name if split_vocoder(name)[1] else f"{name}+{VOCODER}")
+    assert isinstance(codec, MelDctCodec) and predictor is not None
+    check_codec(codec, loaded.config.data.path)
+    speech_data = open_speech_data(folder, loaded.config, options.data)
+    known = speech_data.speakers if isinstance(speech_data, ExportedSpeechData) else []
+    chosen, data = options.voices or known, loaded.config.data
+    voices = {
+        voice: speech_data.reference(voice)[: data.max_speaker_frames].float().numpy()
+        for voice in chosen
+    }
+    with new_folder(out) as temporary:
+        _write_graphs(temporary, loaded, predictor, codec, options.dtype)
+        content = io.BytesIO()
+        np.savez(content, **voices)
+        write_atomic(temporary / "voices.npz", content.getvalue())
+        if loaded.tokenizer.aligner is not None:
+            loaded.tokenizer.aligner.save(temporary)
+        default = options.voices[0] if options.voices else speech_data.default_voice
+        settings = json.dumps(_settings(loaded, default), ensure_ascii=False)
+        write_atomic(temporary / "voice.json", settings + "\n")
+    size = sum(path.stat().st_size for path in out.iterdir()) / 2**20
+    speak = f"python -m titan_tts.onnx_voice {out} --text ... --out speech.wav"
+    return f"{out}: step {loaded.step} of {folder}, {size:.1f} MiB; speak: {speak}"
+
+
+def _write_graphs(
+    out: Path, loaded: LoadedRun, predictor: LoadedRun, codec: MelDctCodec, dtype: str
+) -> None:
+    frames, tokens, patches, mel_frames = _LENGTHS
+    args, steps = loaded.model.args, plan_steps(loaded.config.sampling)
+    smallest = min((1.0 - t for step in steps for t in step.times if t < 1.0), default=1.0)
+    heads = args.n_heads, args.dim // args.n_heads
+    ids = torch.full((1, tokens), ids_of.BEGIN_ID)
+    reference = torch.randn(1, patches, args.speaker_patch_size * args.latent_channels)
+    latents = torch.randn(1, frames, args.latent_channels)
+    text = torch.randn(args.n_layers, 2, 1, tokens, *heads)
+    speaker = torch.randn(args.n_layers, 2, 1, patches, *heads)
+    log_mel, pitch = torch.randn(1, mel_frames, MEL_BANDS), torch.full((1, mel_frames), 100.0)
+    vocoder, encoded = codec.vocoder, (ids, torch.rand(1, tokens), torch.full((1,), float(frames)))
+    assert vocoder is not None
+    graphs: dict[str, tuple[nn.Module, Callable[..., Any], dict[str, Tensor]]] = {
+        "encoder": (
+            loaded.model,
+            _encode,
+            dict(zip(("ids", "positions", "frames", "reference"), (*encoded, reference))),
+        ),
+        "step": (
+            loaded.model,
+            _step(loaded.objective, smallest),
+            {"latents": latents, "t": torch.ones(1), "text": text, "speaker": speaker},
+        ),
+        "length": (
+            predictor.model,
+            _length,
+            {"ids": ids, "reference": reference, "has_speaker": torch.ones(1, dtype=torch.bool)},
+        ),
+        "pitch": (vocoder, _pitch(codec), {"latents": latents}),
+        "filters": (
+            vocoder,
+            _filters,
+            {"log_mel": log_mel, "pitch": pitch, "voiced": torch.ones_like(pitch)},
+        ),
+    }
+    for name, (model, run, given) in graphs.items():
+        graph = _traced(_Graph(model, run), given)
+        write_atomic(
+            out / f"{name}.onnx",
+            quantized(graph) if dtype == "int8" and model is not vocoder else graph,
+        )
+
+
+def _settings(loaded: LoadedRun, voice: str) -> dict[str, Any]:
+    """The content of voice.json; `voice` is the default one."""
+    sampling, data, args = loaded.config.sampling, loaded.config.data, loaded.model.args
+    return {
+        **{"format": FORMAT, "voice": voice, "reader": reader_arguments(loaded.tokenizer)},
+        "steps": [(step.times, step.width, step.branches) for step in plan_steps(sampling)],
+        "noise_scale": float(sampling.truncation_factor),
+        **{"patch": args.speaker_patch_size, "partial_patches": args.speaker_partial_patches},
+        **{"channels": args.latent_channels, "max_frames": data.max_frames},
+        **{"max_tokens": data.max_text_tokens, "max_reference": data.max_speaker_frames},
+    }
+
+
+def reader_arguments(tokenizer: ConditionedTokenizer) -> dict[str, Any]:
+    """What an `onnx_voice.reader.Reader` takes, but for the aligner."""
+    vocabulary = tokenizer.vocabulary
+    in_bytes = vocabulary.unit == "bytes"
+    letters = bytes(range(256)).decode("latin-1") if in_bytes else vocabulary.characters
+    return {
+        "characters": letters + tokenizer.added.characters,
+        "first_id": ids_of.FIRST_BYTE_ID if in_bytes else ids_of.FIRST_CHARACTER_ID,
+        **{"ends": (ids_of.BEGIN_ID, ids_of.END_ID), "in_bytes": in_bytes},
+        **{name: getattr(vocabulary, name) for name in ("language", "normalize", "added")},
+    }
+
+
+def _check(loaded: LoadedRun, codec: str, predictor: LoadedRun | None) -> None:
+    """Raises InputError for what `onnx_voice` does not do."""
+    config, vocabulary = loaded.config, loaded.tokenizer.vocabulary
+    sampling, own = config.sampling, (vocabulary, config.data.max_speaker_frames)
+    size = sum(4 * p.numel() for p in loaded.model.parameters())
+    refused = {
+        "a network that predicts lengths": isinstance(loaded.model, DurationModel),
+        f"codec {codec!r}": codec_kind(codec) != "mel_dct",
+        "a pretrained text encoder": not isinstance(loaded.model.text_encoder, ByteEncoder),
+        "[encoder] convention": vocabulary.convention,
+        "[data] conditioning": vocabulary.conditioning,
+        "[objective] loss_on_padding": config.objective.loss_on_padding,
+        "[sampling] rescale_k": sampling.rescale_k != 1.0,
+        "[sampling] speaker_kv_scale": sampling.speaker_kv_scale != 1.0,
+        f"{size} bytes of weights": size > MAX_GRAPH - 2**20,
+        "no length predictor (titan-tts train duration)": predictor is None,
+    }
+    if predictor is not None:
+        of_predictor = predictor.tokenizer.vocabulary, predictor.config.data.max_speaker_frames
+        refused["a length predictor of other texts or references"] = own != of_predictor
+    if found := [name for name, is_there in refused.items() if is_there]:
+        raise InputError(
+            f"--onnx: {loaded.folder} has {', '.join(found)}, with which titan_tts.onnx_voice cannot speak; export without "
+            "--onnx"
+        )
+
+
+def _traced(graph: _Graph, given: dict[str, Tensor]) -> bytes:
+    """The graph in ONNX, for any lengths."""
+    use_operations(graph, lambda x: Operations)
+    axes = {6: 3}  # the length's, by the number of dimensions
+    dynamic = tuple(
+        {axis: _LENGTHS[x.shape[axis]]} if x.dim() > 1 and (axis := axes.get(x.dim(), 1)) else {}
+        for x in given.values()
+    )
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # the exporter's, of packages that are not installed
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            made: Any = torch.onnx.export(
+                graph.cpu().eval(),
+                tuple(given.values()),
+                input_names=list(given),
+                dynamic_shapes=(dynamic,),
+                opset_version=OPSET,
+                dynamo=True,
+                verbose=False,
+            )
+    finally:
+        logging.disable(level)
+    model = made.model_proto
+    for node in model.graph.node:  # lines of this machine's sources
+        node.ClearField("metadata_props")
+    return model.SerializeToString()
+
+
+def quantized(graph: bytes) -> bytes:
+    """The graph with 8-bit weights of matmuls, whose inputs are quantized as they come."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    kinds, only = ["MatMul", "Gemm"], {"MatMulConstBOnly": True}
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "int8.onnx")
+        model = onnx.load_from_string(graph)
+        quantize_dynamic(model, path, kinds, False, False, QuantType.QInt8, extra_options=only)
+        return path.read_bytes()

@@ -1,0 +1,32 @@
+"""Speak a text without torch, by a folder of titan-tts export --onnx."""
+
+import argparse
+import sys
+import wave
+
+from titan_tts.onnx_voice import load
+from titan_tts.overlay import install_overlay
+
+
+def _run(args: list[str]) -> None:
+    parser = argparse.ArgumentParser("python -m titan_tts.onnx_voice", description=__doc__)
+    parser.add_argument("folder")
+    parser.add_argument("--text", required=True)
+    parser.add_argument("--out", required=True, help="a file .wav")
+    parser.add_argument("--voice", help="one of the folder's; the default one if left out")
+    parser.add_argument("--seed", type=int, default=0, help="of the noise")
+    parser.add_argument("--threads", type=int, default=1, help="0: one for each core")
+    given = parser.parse_args(args)
+    voice = load(given.folder, given.threads)
+    sound = voice.speak(given.text, given.voice, given.seed)
+    with wave.open(given.out, "wb") as file:
+        file.setparams((1, 2, voice.sample_rate, 0, "NONE", ""))
+        file.writeframes((sound * 32767).round().astype("<i2").tobytes())
+    print(f"{given.out}: {len(sound) / voice.sample_rate:.2f} s")
+
+
+if __name__ == "__main__":
+    install_overlay(upstream=False)
+    from torchtitan.models.dit_tts.errors import report_input_errors
+
+    sys.exit(report_input_errors(_run)(sys.argv[1:]))

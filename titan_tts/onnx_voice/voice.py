@@ -1,0 +1,222 @@
+"""A voice of ONNX graphs: reads its folder, which may be a stranger's, and speaks by it.
+
+voice.json     SETTINGS; reader: arguments of `Reader`; steps: as `flow.solvers.Step`, (times, width, branches)
+encoder.onnx   text and reference -> keys and values of both in all blocks
+step.onnx      noisy latents, time, keys and values -> velocity; guidance and solver are here
+length.onnx    text and reference -> logarithm of the latent frames
+pitch.onnx     latents -> log-mel frames, their pitch in Hz, whether they are voiced
+filters.onnx   log-mel frames, pitch, voiced -> filters of the vocoder
+voices.npz, aligner.npz
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from titan_tts.onnx_voice.reader import Reader
+from titan_tts.onnx_voice.vocoder import HOP, SAMPLE_RATE, filled, waveform
+from titan_tts.speak.long_text import clean_text, split_text
+from torchtitan.models.dit_tts.bounded import read_arrays, read_bytes, read_json_file
+from torchtitan.models.dit_tts.errors import check_range, reading, require
+from torchtitan.models.dit_tts.text.aligner import ALIGNER_FILE, load_aligner
+
+FORMAT = "titan-tts-onnx 1"
+SETTINGS = {
+    **{"format": str, "voice": str, "reader": dict, "steps": list, "noise_scale": float},
+    **dict.fromkeys(("channels", "max_frames", "max_tokens", "max_reference", "patch"), int),
+    "partial_patches": bool,
+}
+GRAPHS = ("encoder", "step", "length", "pitch", "filters")
+MAX_GRAPH = 2**31 - 1  # bytes, the limit of the format
+_AGAIN = "export the voice again"
+_PAUSE, _FADE = 0.12, 0.005  # seconds, as in speak/joining.py
+_LONGEST = 16  # times max_frames: a text that is not split takes less
+
+Voice = str | np.ndarray | None
+"""A name of the folder's voices, latents (R, C) of a reference, "" for no particular voice, or None for the default one"""
+
+
+def _checked(found: Any) -> dict[str, Any]:
+    """The content of voice.json. Raises an error of any kind where it is not that."""
+    for name, kind in SETTINGS.items():
+        value = found[name]
+        if type(value) is not kind or (kind is int and not 0 < value <= 2**20):
+            raise ValueError(f"{name} = {str(value)[:40]!r}")
+    if found["format"] != FORMAT:
+        raise ValueError(f"not of the format {FORMAT!r}")
+    steps = [
+        (tuple(map(float, times)), float(width), [(float(s), bool(t), bool(v)) for s, t, v in way])
+        for times, width, way in found["steps"]
+    ]
+    numbers = [n for times, width, way in steps for n in (*times, width, *sum(way, ()))]
+    few = all(1 <= len(times) <= 2 and len(way) <= 2 for times, _, way in steps)
+    if not (few and len(steps) <= 1000 and np.isfinite([*numbers, found["noise_scale"]]).all()):
+        raise ValueError("its steps are too many, or not finite")
+    return {**found, "steps": steps}
+
+
+def _graph(path: Path, threads: int) -> Any:
+    """A session of a graph. No library of operators is loaded, and no file but this one is read."""
+    import onnxruntime
+
+    with reading(path, _AGAIN):
+        data = read_bytes(path, MAX_GRAPH)
+        if b"location" in data:  # the key of weights that are in other files
+            raise ValueError("its weights are in another file")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.log_severity_level = 4
+        return onnxruntime.InferenceSession(data, options, ["CPUExecutionProvider"])
+
+
+def open_voice(folder: Path, threads: int = 1) -> "OnnxVoice":
+    """The voice of a folder; see `onnx_voice.load`."""
+    check_range("threads", threads, 0, 1024)
+    with reading(folder / "voice.json", "give a folder of titan-tts export --onnx"):
+        settings = _checked(read_json_file(folder / "voice.json"))
+        aligner = load_aligner(folder) if (folder / ALIGNER_FILE).exists() else None
+        reader = Reader(**settings["reader"], aligner=aligner)
+    with reading(folder / "voices.npz", _AGAIN):
+        voices, channels = read_arrays(folder / "voices.npz"), settings["channels"]
+        for name, latents in voices.items():
+            right = latents.shape[1:] == (channels,) and latents.dtype.kind == "f"
+            if not right or not np.isfinite(latents).all():
+                raise ValueError(f"{name[:40]!r} is no array (frames, {channels}) of numbers")
+    graphs = {name: _graph(folder / f"{name}.onnx", threads) for name in GRAPHS}
+    return OnnxVoice(folder, settings, reader, voices, graphs)
+
+
+@dataclass(frozen=True)
+class OnnxVoice:
+    """A voice to speak with; `voices`: latents (R, C) of references by name. Methods raise InputError for an unknown voice, for
+    characters that the voice does not know, and where the graphs do not fit."""
+
+    folder: Path
+    settings: dict[str, Any]
+    reader: Reader
+    voices: dict[str, np.ndarray]
+    graphs: dict[str, Any]
+    sample_rate: int = SAMPLE_RATE
+
+    def speak(self, text: str, voice: Voice = None, seed: int = 0) -> np.ndarray:
+        """(samples,) float32 in [-1, 1] of a text, a long one in pieces. `seed`: of the noise."""
+        most = self.settings["max_frames"]
+
+        def sizes(texts: Sequence[str]) -> list[float]:
+            tokens = [len(self.reader(each)[0]) / self.settings["max_tokens"] for each in texts]
+            return [
+                size if size > 1 else max(size, self.frames(each, voice) / most)
+                for each, size in zip(texts, tokens, strict=True)
+            ]
+
+        pieces = split_text(clean_text(text), sizes)
+        return _joined(
+            [
+                self.decode(self.latents(piece, self.frames(piece, voice), voice, seed + number))
+                for number, piece in enumerate(pieces)
+            ]
+        )
+
+    def frames(self, text: str, voice: Voice = None) -> int:
+        """Latent frames that a text takes."""
+        reference, (ids, _) = self._reference(voice), self.reader(text)
+        given = {"ids": ids[None], "has_speaker": np.array([len(reference) > 0])}
+        with reading(self.folder / "length.onnx", _AGAIN):
+            [found] = self._run("length", given | {"reference": self._patches(reference)})
+            frames = math.exp(min(float(found[0]), 50))
+            if not frames <= _LONGEST * self.settings["max_frames"]:
+                raise ValueError(f"it gives {frames:.3g} frames to {text[:40]!r}")
+        return max(1, round(frames))
+
+    def latents(
+        self,
+        text: str,
+        frames: int,
+        voice: Voice = None,
+        seed: int = 0,
+        noise: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """(frames, C) float32 of one piece of a text. `noise`: (frames, C); None: drawn from the seed."""
+        (ids, positions), reference = self.reader(text), self._reference(voice)
+        given = {"ids": ids[None], "positions": positions[None]}
+        given |= {"frames": np.array([frames], np.float32), "reference": self._patches(reference)}
+        if noise is None:
+            size = frames, self.settings["channels"]
+            noise = np.random.default_rng(seed).standard_normal(size, np.float32)
+        with reading(self.folder / "step.onnx", _AGAIN):
+            keys = dict(zip(("text", "speaker"), self._run("encoder", given), strict=True))
+            if not len(reference):
+                keys["speaker"] = keys["speaker"][:, :, :, :0]
+            x = np.float32(self.settings["noise_scale"]) * noise[None]
+            for (begin, *inner), width, branches in self.settings["steps"]:  # see flow.solvers
+                slope = self._velocity(x, begin, keys, branches)
+                for t in inner:
+                    weight = width / (2.0 * (t - begin))
+                    second = self._velocity(x + (t - begin) * slope, t, keys, branches)
+                    slope = (1.0 - weight) * slope + weight * second
+                x = x + width * slope
+            if x.shape[1:] != noise.shape or not np.isfinite(x).all():
+                raise ValueError(f"it gives no finite latents of {frames} frames")
+        return x[0]
+
+    def decode(self, latents: np.ndarray, noise: np.ndarray | None = None) -> np.ndarray:
+        """(samples,) float32 in [-1, 1] of latents (T, C). `noise`: white, (samples,), always the same by default."""
+        with reading(self.folder / "filters.onnx", _AGAIN):
+            log_mel, pitch, voiced = self._run("pitch", {"latents": latents[None]})
+            if noise is None:
+                noise = np.random.default_rng(0).standard_normal(log_mel.shape[1] * HOP, np.float32)
+            heard, pitch = voiced[0].astype(np.float32), filled(pitch[0], voiced[0])
+            given = {"log_mel": log_mel, "pitch": pitch[None], "voiced": heard[None]}
+            gain, phase, noise_gain = (each[0] for each in self._run("filters", given))
+            return waveform(pitch, heard, noise, (gain, phase, noise_gain))
+
+    def _velocity(
+        self, x: np.ndarray, t: float, keys: dict[str, np.ndarray], branches: Sequence[Any]
+    ) -> np.ndarray:
+        """The guided velocity, see flow.guidance. A branch lacks the keys of a condition."""
+        given, found = {"latents": x, "t": np.array([t], np.float32)}, []
+        for _, *has in ((0.0, True, True), *branches):
+            kept = [key if kept else key[:, :, :, :0] for key, kept in zip(keys.values(), has)]
+            found += self._run("step", given | dict(zip(keys, kept)))
+        scales = (np.float32(scale) for scale, *_ in branches)
+        return found[0] + sum(s * (found[0] - other) for s, other in zip(scales, found[1:]))
+
+    def _run(self, name: str, given: dict[str, np.ndarray]) -> list[np.ndarray]:
+        session = self.graphs[name]
+        return session.run(None, {each.name: given[each.name] for each in session.get_inputs()})
+
+    def _reference(self, voice: Voice) -> np.ndarray:
+        """(R, C) latents; (0, C) for no particular voice."""
+        voice = self.settings["voice"] if voice is None else voice
+        if isinstance(voice, str):
+            known = ", ".join(self.voices) or "none"
+            there = not voice or voice in self.voices
+            require(there, f"there is no voice {voice!r}; the folder has: {known}")
+            voice = self.voices[voice] if voice else np.zeros((0, self.settings["channels"]))
+        length = min(len(voice), self.settings["max_reference"])
+        if not self.settings["partial_patches"]:
+            length -= length % self.settings["patch"]
+        return voice[:length].astype(np.float32)
+
+    def _patches(self, reference: np.ndarray) -> np.ndarray:
+        """(1, P, patch * C) of a reference; without one, of zeros."""
+        patch = self.settings["patch"]
+        missing = -len(reference) % patch if len(reference) else patch
+        padded = np.pad(reference, ((0, missing), (0, 0)))
+        return padded.reshape(1, -1, patch * reference.shape[1])
+
+
+def _joined(sounds: Sequence[np.ndarray]) -> np.ndarray:
+    """Sounds with pauses between them, each faded in and out; a single one stays as it is."""
+    if len(sounds) == 1:
+        return sounds[0]
+    ramp = np.linspace(0, 1, int(_FADE * SAMPLE_RATE), False, dtype=np.float32)
+    silence = np.zeros(int(_PAUSE * SAMPLE_RATE), np.float32)
+    for sound in sounds:  # of a frame at least, which is longer than both fades
+        sound[: len(ramp)] *= ramp
+        sound[-len(ramp) :] *= ramp[::-1]
+    return np.concatenate([each for sound in sounds for each in (silence, sound)][1:])
