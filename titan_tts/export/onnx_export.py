@@ -8,7 +8,8 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -128,7 +129,7 @@ def export_onnx(options: Options, out: Path) -> str:
     speech_data = open_speech_data(folder, loaded.config, options.data)
     known = speech_data.speakers if isinstance(speech_data, ExportedSpeechData) else []
     chosen, data = options.voices or known, loaded.config.data
-    voices = {
+    voices: dict[str, Any] = {
         voice: speech_data.reference(voice)[: data.max_speaker_frames].float().numpy()
         for voice in chosen
     }
@@ -186,11 +187,11 @@ def _write_graphs(
         ),
     }
     for name, (model, run, given) in graphs.items():
-        graph = _traced(_Graph(model, run), given)
-        write_atomic(
-            out / f"{name}.onnx",
-            quantized(graph) if dtype == "int8" and model is not vocoder else graph,
-        )
+        with _quiet():
+            graph = _traced(_Graph(model, run), given)
+            if dtype == "int8" and model is not vocoder:
+                graph = quantized(graph)
+        write_atomic(out / f"{name}.onnx", graph)
 
 
 def _settings(loaded: LoadedRun, voice: str) -> dict[str, Any]:
@@ -246,30 +247,37 @@ def _check(loaded: LoadedRun, codec: str, predictor: LoadedRun | None) -> None:
         )
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporters' warnings, of packages that are not installed and of steps that are not needed."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
 def _traced(graph: _Graph, given: dict[str, Tensor]) -> bytes:
     """The graph in ONNX, for any lengths."""
     use_operations(graph, lambda x: Operations)
-    axes = {6: 3}  # the length's, by the number of dimensions
+    axes = {2: 1, 3: 1, 6: 3}  # the length's, by the number of dimensions
     dynamic = tuple(
-        {axis: _LENGTHS[x.shape[axis]]} if x.dim() > 1 and (axis := axes.get(x.dim(), 1)) else {}
+        {axis: _LENGTHS[x.shape[axis]]} if (axis := axes.get(x.dim())) else {}
         for x in given.values()
     )
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # the exporter's, of packages that are not installed
-    try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
-            made: Any = torch.onnx.export(
-                graph.cpu().eval(),
-                tuple(given.values()),
-                input_names=list(given),
-                dynamic_shapes=(dynamic,),
-                opset_version=OPSET,
-                dynamo=True,
-                verbose=False,
-            )
-    finally:
-        logging.disable(level)
+    with torch.no_grad():
+        made: Any = torch.onnx.export(
+            graph.cpu().eval(),
+            tuple(given.values()),
+            input_names=list(given),
+            dynamic_shapes=(dynamic,),
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+        )
     model = made.model_proto
     for node in model.graph.node:  # lines of this machine's sources
         node.ClearField("metadata_props")

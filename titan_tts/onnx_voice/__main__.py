@@ -9,6 +9,8 @@ from titan_tts.overlay import install_overlay
 
 
 def _run(args: list[str]) -> None:
+    from torchtitan.models.dit_tts.errors import show
+
     parser = argparse.ArgumentParser("python -m titan_tts.onnx_voice", description=__doc__)
     parser.add_argument("folder")
     parser.add_argument("--text", required=True)
@@ -22,7 +24,7 @@ def _run(args: list[str]) -> None:
     with wave.open(given.out, "wb") as file:
         file.setparams((1, 2, voice.sample_rate, 0, "NONE", ""))
         file.writeframes((sound * 32767).round().astype("<i2").tobytes())
-    print(f"{given.out}: {len(sound) / voice.sample_rate:.2f} s")
+    show(f"{given.out}: {len(sound) / voice.sample_rate:.2f} s")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,228 @@
+"""`titan-tts export --onnx` and `titan_tts.onnx_voice`: torch's latents, without torch, from folders of anybody."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.helpers.exported_run import export
+from tests.helpers.hostile_files import fifo, put
+from tests.helpers.sentences import refused
+from titan_tts import from_pretrained, onnx_voice
+from titan_tts.cli import main
+from titan_tts.export.onnx_export import quantized, reader_arguments
+from titan_tts.onnx_voice.reader import Reader
+from titan_tts.speak.utterance import Utterance, Voice
+from tools.harness.synthetic import make_shards
+from torchtitan.models.dit_tts.config import exported
+from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys
+from torchtitan.models.dit_tts.run.manifest import read_manifest, write_manifest
+from torchtitan.models.dit_tts.speech.codec import build_codec
+from torchtitan.models.dit_tts.speech.sampling.sampler import SAMPLING_STREAM
+from torchtitan.models.dit_tts.text.aligner import fit_aligner
+from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
+from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
+
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:torch.distributed")]
+
+TEXTS = ["one two", "seven 8 nine three four five"]
+
+
+def randomize(folder: Path) -> None:
+    """Every weight: some begin as zero."""
+    generator = torch.Generator().manual_seed(len(folder.name))
+    weights = load_file(folder / exported.WEIGHTS)
+    for name, value in weights.items():
+        drawn = torch.randn(value.shape, generator=generator)
+        weights[name] = drawn / value.shape[-1] ** 0.5 if value.dim() > 1 else 1 + drawn / 2
+    weights["output.bias"].zero_()  # so that a length is about the number of phones
+    save_file(weights, folder / exported.WEIGHTS, {"format": "pt"})
+    write_manifest(folder, exported.files_read(folder), read_manifest(folder)["trained_with"])
+
+
+@pytest.fixture
+def made(train, tmp_path, tmp_path_factory) -> Path:
+    """A folder with an exported model of random weights, and its ONNX voice."""
+    kept = tmp_path_factory.getbasetemp() / "made-for-onnx"
+    if not kept.exists():
+        make_shards(tmp_path / "data", 16, frames=lambda _: 32)
+        real = [f"--data.path={tmp_path / 'data'}", "--data.latent_channels=128"]
+        real += ["--training.steps=1", "--encoder.model=phones:en-us", "--encoder.normalize=en"]
+        sampling = "steps=6 solver=midpoint text_scale=1.5 speaker_scale=0.5 min_t=0.4".split()
+        own = ["--model.text_positions=aligned", *(f"--sampling.{each}" for each in sampling)]
+        assert train("run", *real, *own) == 0
+        length = ["--model.flavor=duration", "--objective.text_dropout=0"]
+        assert train("duration", *real, *length, "--activation_checkpoint.mode=none") == 0
+        voices = ["--voices=s2", "--voices=s0"]
+        export(tmp_path / "run", tmp_path / "made/model", "--weights=raw", *voices)
+        randomize(tmp_path / "made/model/duration")
+        randomize(tmp_path / "made/model")
+        export(tmp_path / "made/model", tmp_path / "made/voice", "--onnx")
+        shutil.copytree(tmp_path / "made", kept)
+    return kept
+
+
+def test_its_latents_are_those_of_torch(made):
+    """Through the whole sampler, with guidance, for texts of different length, with and without a reference."""
+    model, voice = from_pretrained(made / "model", dtype="float32"), onnx_voice.load(made / "voice")
+    assert voice.settings["voice"] == "s2" and sorted(voice.voices) == ["s0", "s2"]
+    frames, given = set(), [Voice(), model.speaker("s0"), Voice(torch.ones(7, 128) / 2)]
+    for text in TEXTS:
+        for named, of in zip(("", "s0", None), given, strict=True):
+            reference = named if named is not None else of.reference.numpy()
+            [length] = model.lengths.frames([Utterance(text, of)])
+            assert voice.frames(text, reference) == length
+            piece = Utterance(text, of, frames=length)
+            row = torch.tensor([model._request(piece).noise_row()])
+            keys = stream_keys(3, torch.tensor(0), row, SAMPLING_STREAM)
+            noise = normal(keys, (piece.frames, 128))[0].numpy()
+            [speech] = model.speak([piece], seed=3)
+            found = voice.latents(text, piece.frames, reference, noise=noise)
+            np.testing.assert_allclose(found, speech.latents, rtol=0, atol=1e-3)
+            frames.add(piece.frames)
+    assert len(frames) > 2 and np.abs(found).max() > 0.5
+
+
+def test_its_sound_is_that_of_the_codec(made):
+    """Of a voice that rises and pauses, with equal noise."""
+    codec = build_codec("mel_dct+vocoder")
+    phase = torch.linspace(100, 160, 20 * codec.hop_length).cumsum(0) * (2 * torch.pi / 16_000)
+    sound = sum((k * phase).sin() / k for k in range(1, 20)) / 4
+    sound[6400:8000] = 0
+    latents = codec.encode(sound)
+    noise = torch.randn(1, len(sound), generator=torch.Generator().manual_seed(0))[0]
+    found = onnx_voice.load(made / "voice").decode(latents.numpy(), noise.numpy())
+    np.testing.assert_allclose(found, codec.decode(latents), rtol=0, atol=0.01)
+    assert np.abs(found).max() > 0.2
+
+
+def test_int8_is_near(made, tmp_path):
+    folder = shutil.copytree(made / "voice", tmp_path / "voice")
+    (folder / "step.onnx").write_bytes(quantized((folder / "step.onnx").read_bytes()))
+    exact, near = (onnx_voice.load(each).latents(TEXTS[0], 20) for each in (made / "voice", folder))
+    assert 0 < np.linalg.norm(near - exact) < 0.2 * np.linalg.norm(exact)
+
+
+SPEAKING = """
+import runpy, sys
+
+class WithoutTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise RuntimeError("somebody imports torch")
+
+sys.meta_path.insert(0, WithoutTorch())
+runpy.run_module("titan_tts.onnx_voice", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_it_speaks_where_torch_and_upstream_are_not_installed(made, tmp_path):
+    (tmp_path / "packages").mkdir()
+    needed = (
+        "numpy onnxruntime phonemizer espeakng_loader wetext kaldifst segments dlinfo joblib attr"
+    )
+    for place in map(Path, sys.path):
+        for each in place.iterdir() if place.name == "site-packages" else ():
+            link = tmp_path / "packages" / each.name
+            if each.name.split(".")[0].split("-")[0] in needed.split() and not link.exists():
+                link.symlink_to(each)
+    command = [sys.executable, "-S", "-c", SPEAKING, str(made / "voice"), "--out=a.wav"]
+    found = f"{Path(onnx_voice.__file__).parents[2]}:{tmp_path / 'packages'}"
+    given = {"env": os.environ | {"PYTHONPATH": found}, "cwd": tmp_path, "text": True}
+    for text, status in (("one two", 0), ("日", 2)):
+        spoken = subprocess.run([*command, f"--text={text}"], capture_output=True, **given)
+        assert spoken.returncode == status, spoken.stderr
+    assert (tmp_path / "a.wav").stat().st_size > 640
+    sentence = "the voice was not trained with the characters '日'; leave them out"
+    assert spoken.stderr == f"error: {sentence}\n"
+
+
+@pytest.mark.parametrize("unit", ["bytes", "chars"])
+def test_it_reads_texts_as_the_tokenizer_does(unit):
+    text = "Dr. Ä [S1] took 12 ü"
+    aligner = fit_aligner([(text, np.random.default_rng(0).standard_normal((90, 4)))])
+    letters = text + "octrwelv"
+    vocabulary = make_vocabulary(unit, letters, added=["[S1]", "[S2]"], normalize="en")
+    tokenizer = UnitTokenizer(vocabulary, aligner=aligner)
+    reader = Reader(**reader_arguments(tokenizer), aligner=aligner)
+    ids, positions = reader(text)
+    assert ids.tolist() == tokenizer.encode(text)
+    np.testing.assert_array_equal(positions, tokenizer.text_positions(text))
+
+
+def test_numbers_need_wetext(monkeypatch):
+    monkeypatch.setattr("titan_tts.onnx_voice.reader.find_spec", lambda name: None)
+    reader = Reader("DoctrSmih .", 4, (1, 2), False, "", "en", ())
+    assert len(reader("Dr. Smith")[0]) == len("Doctor Smith") + 2
+    refused(lambda: reader("Dr. Smith 42"), "the text has '4', which wetext reads", "pip install")
+
+
+def changed(**values):
+    return lambda path: put(path, json.dumps(json.loads(path.read_text()) | values))
+
+
+def other_weights(path: Path) -> None:
+    """A graph whose weights are in a file of somebody else."""
+    model = onnx.load(path)
+    for weight in model.graph.initializer[:1]:
+        onnx.external_data_helper.set_external_data(weight, "/etc/hostname")
+        weight.ClearField("raw_data")
+    path.write_bytes(model.SerializeToString())
+
+
+def unknown_operator(path: Path) -> None:
+    model = onnx.load(path)
+    model.graph.node[0].domain = "somebodys"
+    path.write_bytes(model.SerializeToString())
+
+
+def arrays(**values):
+    return lambda path: np.savez(path, **values)
+
+
+@pytest.mark.parametrize(
+    "name, content, sentence",
+    [
+        ("voice.json", "[]", "give a folder of titan-tts export --onnx"),
+        ("voice.json", changed(patch="4"), "patch = '4'"),
+        ("voice.json", changed(max_frames=10**12), "max_frames = '1000000000000'"),
+        ("voice.json", changed(steps=[[[1.0], -1e999, []]]), "not finite"),
+        ("voice.json", changed(steps=[[[1.0], -1.0, []]] * 1001), "too many"),
+        ("voice.json", changed(reader={"codec": 1}), "codec"),
+        ("step.onnx", b"no graph", "step.onnx cannot be read"),
+        ("step.onnx", fifo, "not a regular file"),
+        ("step.onnx", lambda path: shutil.copy(path.parent / "length.onnx", path), "it lacks"),
+        ("step.onnx", other_weights, "another file"),
+        ("length.onnx", unknown_operator, "length.onnx cannot be read"),
+        ("filters.onnx", lambda path: shutil.copy(path.parent / "pitch.onnx", path), "it lacks"),
+        ("voices.npz", arrays(s2=np.zeros((5, 7))), "'s2' is no array (frames, 128)"),
+        ("voices.npz", arrays(s2=np.full((5, 128), np.nan)), "of numbers"),
+    ],
+)
+def test_a_strangers_folder_is_refused_in_a_sentence(made, tmp_path, name, content, sentence):
+    folder = shutil.copytree(made / "voice", tmp_path / "voice")
+    if content is fifo:
+        (folder / name).unlink()
+    put(folder / name, content)
+    refused(lambda: onnx_voice.load(folder).speak("one"), str(folder), sentence)
+
+
+def test_what_it_cannot_do_is_said_before_it_is_written(made, tmp_path, capsys):
+    for given, sentence in (
+        ("--onnx --dtype=bfloat16", "--onnx is written with --dtype float32 or int8"),
+        ("--dtype=int8", "--dtype = int8 is for --onnx"),
+        ("--onnx --voices=s7", "--speaker = s7"),
+    ):
+        assert main(["export", str(made / "model"), str(tmp_path / "out"), *given.split()]) == 2
+        assert sentence in capsys.readouterr().err
+    assert main(["export", str(made / "model/duration"), str(tmp_path / "out"), "--onnx"]) == 2
+    assert "a network that predicts lengths" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
