@@ -12,13 +12,10 @@ def run(options: Options) -> int:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"OUT = {out} exists already; give a new folder")
     check_writable(out / "config.json", "OUT")
-    mixed = options.adapter or options.dtype == "bfloat16"
-    require(
-        not (options.onnx and mixed),
-        "--onnx is written with --dtype float32 or int8 and without --adapter; leave these out",
-    )
     require(options.onnx or options.dtype != "int8", "--dtype = int8 is for --onnx; add that")
     if options.onnx:
+        right = options.dtype != "bfloat16" and not options.adapter
+        require(right, "--onnx is written with --dtype float32 or int8, and without --adapter")
         from titan_tts.export.onnx_export import export_onnx
 
         show(export_onnx(options, out))

@@ -6,10 +6,8 @@ the condition that it lacks.
 
 import io
 import json
-import logging
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,7 +24,7 @@ from titan_tts.speak.load_run import LoadedRun, load_run
 from titan_tts.speak.speech_data import ExportedSpeechData, open_speech_data
 from torchtitan.models.dit_tts.config.codec_name import VOCODER, split_vocoder
 from torchtitan.models.dit_tts.config.shipped import shipped_path
-from torchtitan.models.dit_tts.errors import InputError, require_modules
+from torchtitan.models.dit_tts.errors import InputError, quiet_known_warnings, require_modules
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
 from torchtitan.models.dit_tts.flow.solvers import plan_steps
@@ -45,7 +43,6 @@ from torchtitan.models.dit_tts.speech.codec.vocoder import minimum_phase
 from torchtitan.models.dit_tts.text import vocabulary as ids_of
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 
-OPSET = 18  # of the operators; onnxruntime has read it since 1.14
 _LENGTHS = {12: "frames", 10: "tokens", 3: "patches", 48: "mel_frames"}
 """lengths of the example by which the graphs are traced"""
 
@@ -117,6 +114,7 @@ def export_onnx(options: Options, out: Path) -> str:
     """Writes the files of `onnx_voice.voice` to a new or an empty folder: complete under its name, or not at all. Returns a
     report."""
     require_modules("onnx", "onnxscript", "onnxruntime")
+    quiet_known_warnings()
     folder = Path(shipped_path(options.run))
     loaded = load_run(folder, options.step, options.weights, options.encoder)
     found = find_predictor(loaded.folder, loaded.config)
@@ -128,11 +126,9 @@ def export_onnx(options: Options, out: Path) -> str:
     check_codec(codec, loaded.config.data.path)
     speech_data = open_speech_data(folder, loaded.config, options.data)
     known = speech_data.speakers if isinstance(speech_data, ExportedSpeechData) else []
-    chosen, data = options.voices or known, loaded.config.data
-    voices: dict[str, Any] = {
-        voice: speech_data.reference(voice)[: data.max_speaker_frames].float().numpy()
-        for voice in chosen
-    }
+    longest, voices = loaded.config.data.max_speaker_frames, dict[str, Any]()
+    for voice in options.voices or known:
+        voices[voice] = speech_data.reference(voice)[:longest].float().numpy()
     with new_folder(out) as temporary:
         _write_graphs(temporary, loaded, predictor, codec, options.dtype)
         content = io.BytesIO()
@@ -155,42 +151,30 @@ def _write_graphs(
     args, steps = loaded.model.args, plan_steps(loaded.config.sampling)
     smallest = min((1.0 - t for step in steps for t in step.times if t < 1.0), default=1.0)
     heads = args.n_heads, args.dim // args.n_heads
-    ids = torch.full((1, tokens), ids_of.BEGIN_ID)
-    reference = torch.randn(1, patches, args.speaker_patch_size * args.latent_channels)
-    latents = torch.randn(1, frames, args.latent_channels)
-    text = torch.randn(args.n_layers, 2, 1, tokens, *heads)
-    speaker = torch.randn(args.n_layers, 2, 1, patches, *heads)
-    log_mel, pitch = torch.randn(1, mel_frames, MEL_BANDS), torch.full((1, mel_frames), 100.0)
-    vocoder, encoded = codec.vocoder, (ids, torch.rand(1, tokens), torch.full((1,), float(frames)))
-    assert vocoder is not None
-    graphs: dict[str, tuple[nn.Module, Callable[..., Any], dict[str, Tensor]]] = {
-        "encoder": (
-            loaded.model,
-            _encode,
-            dict(zip(("ids", "positions", "frames", "reference"), (*encoded, reference))),
-        ),
-        "step": (
-            loaded.model,
-            _step(loaded.objective, smallest),
-            {"latents": latents, "t": torch.ones(1), "text": text, "speaker": speaker},
-        ),
-        "length": (
-            predictor.model,
-            _length,
-            {"ids": ids, "reference": reference, "has_speaker": torch.ones(1, dtype=torch.bool)},
-        ),
-        "pitch": (vocoder, _pitch(codec), {"latents": latents}),
-        "filters": (
-            vocoder,
-            _filters,
-            {"log_mel": log_mel, "pitch": pitch, "voiced": torch.ones_like(pitch)},
-        ),
+    example = {
+        "ids": torch.full((1, tokens), ids_of.BEGIN_ID),
+        "positions": torch.rand(1, tokens),
+        "frames": torch.tensor([float(frames)]),
+        "reference": torch.randn(1, patches, args.speaker_patch_size * args.latent_channels),
+        "has_speaker": torch.ones(1, dtype=torch.bool),
+        "latents": torch.randn(1, frames, args.latent_channels),
+        "t": torch.ones(1),
+        "text": torch.randn(args.n_layers, 2, 1, tokens, *heads),
+        "speaker": torch.randn(args.n_layers, 2, 1, patches, *heads),
+        "log_mel": torch.randn(1, mel_frames, MEL_BANDS),
+        **{name: torch.ones(1, mel_frames) for name in ("pitch", "voiced")},
     }
-    for name, (model, run, given) in graphs.items():
-        with _quiet():
-            graph = _traced(_Graph(model, run), given)
-            if dtype == "int8" and model is not vocoder:
-                graph = quantized(graph)
+    graphs: dict[str, tuple[Any, Callable[..., Any], str]] = {
+        "encoder": (loaded.model, _encode, "ids positions frames reference"),
+        "step": (loaded.model, _step(loaded.objective, smallest), "latents t text speaker"),
+        "length": (predictor.model, _length, "ids reference has_speaker"),
+        "pitch": (codec.vocoder, _pitch(codec), "latents"),
+        "filters": (codec.vocoder, _filters, "log_mel pitch voiced"),
+    }
+    for name, (model, run, inputs) in graphs.items():
+        graph = _traced(_Graph(model, run), {each: example[each] for each in inputs.split()})
+        if dtype == "int8" and model is not codec.vocoder:
+            graph = quantized(graph)
         write_atomic(out / f"{name}.onnx", graph)
 
 
@@ -201,9 +185,9 @@ def _settings(loaded: LoadedRun, voice: str) -> dict[str, Any]:
         **{"format": FORMAT, "voice": voice, "reader": reader_arguments(loaded.tokenizer)},
         "steps": [(step.times, step.width, step.branches) for step in plan_steps(sampling)],
         "noise_scale": float(sampling.truncation_factor),
-        **{"patch": args.speaker_patch_size, "partial_patches": args.speaker_partial_patches},
-        **{"channels": args.latent_channels, "max_frames": data.max_frames},
-        **{"max_tokens": data.max_text_tokens, "max_reference": data.max_speaker_frames},
+        **{"patch": args.speaker_patch_size, "channels": args.latent_channels},
+        **{"max_frames": data.max_frames, "max_tokens": data.max_text_tokens},
+        "max_reference": data.max_speaker_frames,
     }
 
 
@@ -211,12 +195,12 @@ def reader_arguments(tokenizer: ConditionedTokenizer) -> dict[str, Any]:
     """What an `onnx_voice.reader.Reader` takes, but for the aligner."""
     vocabulary = tokenizer.vocabulary
     in_bytes = vocabulary.unit == "bytes"
-    letters = bytes(range(256)).decode("latin-1") if in_bytes else vocabulary.characters
+    units = map(chr, range(256)) if in_bytes else vocabulary.characters
+    first = ids_of.FIRST_BYTE_ID if in_bytes else ids_of.FIRST_CHARACTER_ID
     return {
-        "characters": letters + tokenizer.added.characters,
-        "first_id": ids_of.FIRST_BYTE_ID if in_bytes else ids_of.FIRST_CHARACTER_ID,
+        "ids": {unit: first + number for number, unit in enumerate(units)},
         **{"ends": (ids_of.BEGIN_ID, ids_of.END_ID), "in_bytes": in_bytes},
-        **{name: getattr(vocabulary, name) for name in ("language", "normalize", "added")},
+        **{"language": vocabulary.language, "normalize": vocabulary.normalize},
     }
 
 
@@ -229,7 +213,8 @@ def _check(loaded: LoadedRun, codec: str, predictor: LoadedRun | None) -> None:
         "a network that predicts lengths": isinstance(loaded.model, DurationModel),
         f"codec {codec!r}": codec_kind(codec) != "mel_dct",
         "a pretrained text encoder": not isinstance(loaded.model.text_encoder, ByteEncoder),
-        "[encoder] convention": vocabulary.convention,
+        "[encoder] convention or added_tokens": vocabulary.convention or vocabulary.added,
+        "a speaker encoder of whole patches": not loaded.model.args.speaker_partial_patches,
         "[data] conditioning": vocabulary.conditioning,
         "[objective] loss_on_padding": config.objective.loss_on_padding,
         "[sampling] rescale_k": sampling.rescale_k != 1.0,
@@ -247,19 +232,6 @@ def _check(loaded: LoadedRun, codec: str, predictor: LoadedRun | None) -> None:
         )
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporters' warnings, of packages that are not installed and of steps that are not needed."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
-
-
 def _traced(graph: _Graph, given: dict[str, Tensor]) -> bytes:
     """The graph in ONNX, for any lengths."""
     use_operations(graph, lambda x: Operations)
@@ -268,13 +240,14 @@ def _traced(graph: _Graph, given: dict[str, Tensor]) -> bytes:
         {axis: _LENGTHS[x.shape[axis]]} if (axis := axes.get(x.dim())) else {}
         for x in given.values()
     )
-    with torch.no_grad():
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         made: Any = torch.onnx.export(
             graph.cpu().eval(),
             tuple(given.values()),
             input_names=list(given),
             dynamic_shapes=(dynamic,),
-            opset_version=OPSET,
+            opset_version=18,  # which onnxruntime has read since 1.14
             dynamo=True,
             verbose=False,
         )
@@ -293,5 +266,7 @@ def quantized(graph: bytes) -> bytes:
     with TemporaryDirectory() as folder:
         path = Path(folder, "int8.onnx")
         model = onnx.load_from_string(graph)
+        # It asks for a preparation that torch's exporter has done.
+        model.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")
         quantize_dynamic(model, path, kinds, False, False, QuantType.QInt8, extra_options=only)
         return path.read_bytes()

@@ -16,11 +16,9 @@ def _run(args: list[str]) -> None:
     parser.add_argument("--text", required=True)
     parser.add_argument("--out", required=True, help="a file .wav")
     parser.add_argument("--voice", help="one of the folder's; the default one if left out")
-    parser.add_argument("--seed", type=int, default=0, help="of the noise")
-    parser.add_argument("--threads", type=int, default=1, help="0: one for each core")
     given = parser.parse_args(args)
-    voice = load(given.folder, given.threads)
-    sound = voice.speak(given.text, given.voice, given.seed)
+    voice = load(given.folder)
+    sound = voice.speak(given.text, given.voice)
     with wave.open(given.out, "wb") as file:
         file.setparams((1, 2, voice.sample_rate, 0, "NONE", ""))
         file.writeframes((sound * 32767).round().astype("<i2").tobytes())

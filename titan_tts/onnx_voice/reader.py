@@ -1,11 +1,10 @@
 """Texts to the ids of a voice and their places in the speech, by those parts of the tokenizer that need no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
 import numpy as np
 
-from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.text import english
 from torchtitan.models.dit_tts.text.aligner import Aligner, token_positions, unit_spans
@@ -14,36 +13,33 @@ from torchtitan.models.dit_tts.text.phones import Phonemizer
 
 
 class Reader:
-    """Reads texts as a `UnitTokenizer` without conditions does."""
+    """Reads texts as a `UnitTokenizer` without conditions and added tokens does."""
 
     def __init__(
         self,
-        characters: str,
-        first_id: int,
+        ids: Mapping[str, int],
         ends: Sequence[int],
         in_bytes: bool,
         language: str,
         normalize: str,
-        added: Sequence[str],
         aligner: Aligner | None = None,
     ):
-        """characters: their ids follow each other from `first_id`; bytes are those of Latin 1. ends: the ids before and
-        after a text. Others: as of a `Vocabulary`."""
-        self._ids = {character: first_id + n for n, character in enumerate(characters)}
+        """ids: of characters; bytes are those of Latin 1. ends: the ids before and after a text. Others: as of a
+        `Vocabulary`."""
+        self._ids = {character: np.int64(number) for character, number in ids.items()}
         (self._begin, self._end), self._in_bytes, self._aligner = ends, in_bytes, aligner
-        self._added = AddedTokens(added)
         # Without wetext, whose grammars take 45 MB, texts in which it reads nothing are read.
-        self._words = Normalizer(normalize, self._added) if find_spec("wetext") else None
+        self._words = None if normalize and not find_spec("wetext") else Normalizer(normalize)
         self._normalize = normalize
-        self._phones = Phonemizer(language, self._added) if language else None
+        self._phones = Phonemizer(language) if language else None
 
     def __call__(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """(L,) int64 ids and (L,) float32 positions of a text, -1 for what is not text. Raises InputError for characters that
         the voice does not know."""
         whole = text.encode("utf-8", "replace").decode()
         words = self._words(whole) if self._words else self._as_written(whole)
-        spoken = self._phones(words) if self._phones else self._added.joined(words)
-        units = [self._units(character) for character in spoken]
+        spoken = self._phones(words) if self._phones else words
+        units = [c.encode().decode("latin-1") if self._in_bytes else c for c in spoken]
         unknown = sorted(set("".join(units)) - self._ids.keys())
         if lost := (self._phones.lost(whole) if self._phones else []) or unknown:
             shown = ", ".join(map(repr, lost[:5]))
@@ -57,14 +53,7 @@ class Reader:
             positions[1:-1] = token_positions(frames, unit_spans([*map(len, units)]))
         return np.array(ids, np.int64), positions
 
-    def _units(self, character: str) -> str:
-        if not self._in_bytes or character in self._added.characters:
-            return character
-        return character.encode().decode("latin-1")
-
     def _as_written(self, text: str) -> str:
-        if not self._normalize:
-            return text
         text = english.prepared(text) if self._normalize == "en" else text
         found = TO_SAY.search(text)
         about = f"the text has {found and found[0]!r}, which wetext reads as words"

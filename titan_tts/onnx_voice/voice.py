@@ -27,8 +27,7 @@ from torchtitan.models.dit_tts.text.aligner import ALIGNER_FILE, load_aligner
 FORMAT = "titan-tts-onnx 1"
 SETTINGS = {
     **{"format": str, "voice": str, "reader": dict, "steps": list, "noise_scale": float},
-    **dict.fromkeys(("channels", "max_frames", "max_tokens", "max_reference", "patch"), int),
-    "partial_patches": bool,
+    **dict.fromkeys(("patch", "channels", "max_frames", "max_tokens", "max_reference"), int),
 }
 GRAPHS = ("encoder", "step", "length", "pitch", "filters")
 MAX_GRAPH = 2**31 - 1  # bytes, the limit of the format
@@ -53,8 +52,7 @@ def _checked(found: Any) -> dict[str, Any]:
         for times, width, way in found["steps"]
     ]
     numbers = [n for times, width, way in steps for n in (*times, width, *sum(way, ()))]
-    few = all(1 <= len(times) <= 2 and len(way) <= 2 for times, _, way in steps)
-    if not (few and len(steps) <= 1000 and np.isfinite([*numbers, found["noise_scale"]]).all()):
+    if len(numbers) > 10_000 or not np.isfinite([*numbers, found["noise_scale"]]).all():
         raise ValueError("its steps are too many, or not finite")
     return {**found, "steps": steps}
 
@@ -113,13 +111,11 @@ class OnnxVoice:
                 for each, size in zip(texts, tokens, strict=True)
             ]
 
-        pieces = split_text(clean_text(text), sizes)
-        return _joined(
-            [
-                self.decode(self.latents(piece, self.frames(piece, voice), voice, seed + number))
-                for number, piece in enumerate(pieces)
-            ]
-        )
+        sounds = []
+        for number, piece in enumerate(split_text(clean_text(text), sizes)):
+            latents = self.latents(piece, self.frames(piece, voice), voice, seed + number)
+            sounds.append(self.decode(latents))
+        return _joined(sounds)
 
     def frames(self, text: str, voice: Voice = None) -> int:
         """Latent frames that a text takes."""
@@ -197,10 +193,7 @@ class OnnxVoice:
             there = not voice or voice in self.voices
             require(there, f"there is no voice {voice!r}; the folder has: {known}")
             voice = self.voices[voice] if voice else np.zeros((0, self.settings["channels"]))
-        length = min(len(voice), self.settings["max_reference"])
-        if not self.settings["partial_patches"]:
-            length -= length % self.settings["patch"]
-        return voice[:length].astype(np.float32)
+        return voice[: self.settings["max_reference"]].astype(np.float32)
 
     def _patches(self, reference: np.ndarray) -> np.ndarray:
         """(1, P, patch * C) of a reference; without one, of zeros."""

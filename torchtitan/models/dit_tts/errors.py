@@ -252,8 +252,9 @@ def failure_state(error: BaseException) -> str:
 
 def quiet_known_warnings() -> None:
     """Hides warnings of torch and torchao that do not concern this family's runs."""
-    # Compiled kernels of torchao that nothing here uses, and the way in which it registers enumerations.
-    for name in ("torchao", "torch.utils._pytree"):
+    # Compiled kernels of torchao that nothing here uses, the way in which it registers enumerations, and operators of
+    # torchvision that no graph has.
+    for name in ("torchao", "torch.utils._pytree", "torch.onnx"):
         logging.getLogger(name).setLevel(logging.ERROR)
     for message in (
         "torch.distributed is disabled, unavailable or uninitialized",  # DCP in one process
