@@ -25,7 +25,7 @@ from torchtitan.models.dit_tts.errors import check_range, reading, require
 from torchtitan.models.dit_tts.text.aligner import ALIGNER_FILE, load_aligner
 
 FORMAT = "titan-tts-onnx 1"
-SETTINGS = {
+SETTINGS: dict[str, type] = {
     **{"format": str, "voice": str, "reader": dict, "steps": list, "noise_scale": float},
     **dict.fromkeys(("patch", "channels", "max_frames", "max_tokens", "max_reference"), int),
 }
@@ -42,8 +42,8 @@ Voice = str | np.ndarray | None
 def _checked(found: Any) -> dict[str, Any]:
     """The content of voice.json. Raises an error of any kind where it is not that."""
     for name, kind in SETTINGS.items():
-        value: Any = found[name]
-        if type(value) is not kind or (kind is int and not 0 < value <= 2**20):
+        value = found[name]
+        if not isinstance(value, kind) or (kind is int and not 0 < value <= 2**20):
             raise ValueError(f"{name} = {str(value)[:40]!r}")
     if found["format"] != FORMAT:
         raise ValueError(f"not of the format {FORMAT!r}")
