@@ -42,9 +42,8 @@ Voice = str | np.ndarray | None
 def _checked(found: Any) -> dict[str, Any]:
     """The content of voice.json. Raises an error of any kind where it is not that."""
     for name, kind in SETTINGS.items():
-        value = found[name]
-        if not isinstance(value, kind) or (kind is int and not 0 < value <= 2**20):
-            raise ValueError(f"{name} = {str(value)[:40]!r}")
+        if type(found[name]) is not kind or (kind is int and not 0 < found[name] <= 2**20):
+            raise ValueError(f"{name} = {str(found[name])[:40]!r}")
     if found["format"] != FORMAT:
         raise ValueError(f"not of the format {FORMAT!r}")
     steps = [
