@@ -4,10 +4,10 @@ A graph has one utterance of any length, without padding. So it has no mask; a b
 the condition that it lacks.
 """
 
-import io
 import json
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -75,36 +75,29 @@ def _encode(
     return tuple(torch.stack([torch.stack(pair) for pair in stream]) for stream in streams)
 
 
-def _step(objective: FlowMatching, smallest: float) -> Callable[..., Tensor]:
-    def velocity(model: Any, latents: Tensor, t: Tensor, text: Tensor, speaker: Tensor) -> Tensor:
-        shared, streams = model.timestep(t), zip(text.unbind(), speaker.unbind())
-        caches = [
-            BlockCache(((of_text[0], of_text[1]), (voice[0], voice[1])), layer.adaln(shared))
-            for layer, (of_text, voice) in zip(model.layers, streams)
-        ]
-        unread = Conditions(text, text, speaker, speaker)  # by blocks with caches
-        keys = GuidedKeys(((True, True),), (None,))
-        output = model.denoise_guided(latents, t, keys, unread, t, caches)
-        return objective.velocity(output, latents, t, smallest)
-
-    return velocity
+def _step(objective: FlowMatching, smallest: float, model: Any, *given: Tensor) -> Tensor:
+    latents, t, text, speaker = given
+    shared, streams = model.timestep(t), zip(text.unbind(), speaker.unbind())
+    caches = [
+        BlockCache(((of_text[0], of_text[1]), (voice[0], voice[1])), layer.adaln(shared))
+        for layer, (of_text, voice) in zip(model.layers, streams)
+    ]
+    unread = Conditions(text, text, speaker, speaker)  # by blocks with caches
+    keys = GuidedKeys(((True, True),), (None,))
+    output = model.denoise_guided(latents, t, keys, unread, t, caches)
+    return objective.velocity(output, latents, t, smallest)
 
 
 def _length(model: Any, ids: Tensor, reference: Tensor, has_speaker: Tensor) -> Tensor:
     return model.log_frames(_conditions(model, ids, reference), has_speaker)
 
 
-def _pitch(codec: MelDctCodec) -> Callable[..., tuple[Tensor, ...]]:
-    def found(vocoder: Any, latents: Tensor) -> tuple[Tensor, ...]:
-        log_mel = codec.log_mel(latents[0])[None]
-        return log_mel, *vocoder.find_pitch(log_mel)
-
-    return found
+def _pitch(codec: MelDctCodec, vocoder: Any, latents: Tensor) -> tuple[Tensor, ...]:
+    log_mel = codec.log_mel(latents[0])[None]
+    return log_mel, *vocoder.find_pitch(log_mel)
 
 
-def _filters(
-    vocoder: Any, log_mel: Tensor, pitch: Tensor, voiced: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _filters(vocoder: Any, log_mel: Tensor, pitch: Tensor, voiced: Tensor) -> tuple[Tensor, ...]:
     gain, phase, noise_gain = vocoder.log_filters(log_mel, pitch, voiced)
     # The minimum phase is linear in the gain: as a matrix it needs no Fourier transform.
     return gain, phase + gain @ minimum_phase(torch.eye(vocoder.bins)), noise_gain
@@ -131,17 +124,14 @@ def export_onnx(options: Options, out: Path) -> str:
         voices[voice] = speech_data.reference(voice)[:longest].float().numpy()
     with new_folder(out) as temporary:
         _write_graphs(temporary, loaded, predictor, codec, options.dtype)
-        content = io.BytesIO()
-        np.savez(content, **voices)
-        write_atomic(temporary / "voices.npz", content.getvalue())
+        np.savez(temporary / "voices.npz", **voices)
         if loaded.tokenizer.aligner is not None:
             loaded.tokenizer.aligner.save(temporary)
         default = options.voices[0] if options.voices else speech_data.default_voice
         settings = json.dumps(_settings(loaded, default), ensure_ascii=False)
         write_atomic(temporary / "voice.json", settings + "\n")
-    size = sum(path.stat().st_size for path in out.iterdir()) / 2**20
     speak = f"python -m titan_tts.onnx_voice {out} --text ... --out speech.wav"
-    return f"{out}: step {loaded.step} of {folder}, {size:.1f} MiB; speak: {speak}"
+    return f"{out}: step {loaded.step} of {folder}; speak: {speak}"
 
 
 def _write_graphs(
@@ -166,9 +156,13 @@ def _write_graphs(
     }
     graphs: dict[str, tuple[Any, Callable[..., Any], str]] = {
         "encoder": (loaded.model, _encode, "ids positions frames reference"),
-        "step": (loaded.model, _step(loaded.objective, smallest), "latents t text speaker"),
+        "step": (
+            loaded.model,
+            partial(_step, loaded.objective, smallest),
+            "latents t text speaker",
+        ),
         "length": (predictor.model, _length, "ids reference has_speaker"),
-        "pitch": (codec.vocoder, _pitch(codec), "latents"),
+        "pitch": (codec.vocoder, partial(_pitch, codec), "latents"),
         "filters": (codec.vocoder, _filters, "log_mel pitch voiced"),
     }
     for name, (model, run, inputs) in graphs.items():
@@ -186,8 +180,8 @@ def _settings(loaded: LoadedRun, voice: str) -> dict[str, Any]:
         "steps": [(step.times, step.width, step.branches) for step in plan_steps(sampling)],
         "noise_scale": float(sampling.truncation_factor),
         **{"patch": args.speaker_patch_size, "channels": args.latent_channels},
-        **{"max_frames": data.max_frames, "max_tokens": data.max_text_tokens},
-        "max_reference": data.max_speaker_frames,
+        **{"max_frames": data.max_frames, "max_reference": data.max_speaker_frames},
+        "max_tokens": data.max_text_tokens,
     }
 
 

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from torchtitan.models.dit_tts.errors import InputError, require
+from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.text import english
 from torchtitan.models.dit_tts.text.aligner import Aligner, token_positions, unit_spans
 from torchtitan.models.dit_tts.text.normalize import TO_SAY, Normalizer
@@ -41,11 +41,9 @@ class Reader:
         spoken = self._phones(words) if self._phones else words
         units = [c.encode().decode("latin-1") if self._in_bytes else c for c in spoken]
         unknown = sorted(set("".join(units)) - self._ids.keys())
-        if lost := (self._phones.lost(whole) if self._phones else []) or unknown:
-            shown = ", ".join(map(repr, lost[:5]))
-            raise InputError(
-                f"the voice was not trained with the characters {shown}; leave them out"
-            )
+        lost = (self._phones.lost(whole) if self._phones else []) or unknown
+        shown = ", ".join(map(repr, lost[:5]))
+        require(not lost, f"the voice was not trained with the characters {shown}; leave them out")
         ids = [self._begin, *(self._ids[unit] for unit in "".join(units)), self._end]
         positions = np.full(len(ids), -1.0, np.float32)
         if self._aligner is not None:

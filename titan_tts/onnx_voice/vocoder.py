@@ -1,19 +1,19 @@
 """The signal path of the vocoder of `speech/codec/vocoder.py` in numpy, between its two networks, which are graphs."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 SAMPLE_RATE, HOP, WINDOW = 16_000, 160, 640  # Hz, samples, samples
-_LOWEST = 50.0  # Hz
 
 
 def waveform(
     pitch: np.ndarray,
     voiced: np.ndarray,
     noise: np.ndarray,
-    filters: tuple[np.ndarray, np.ndarray, np.ndarray],
+    filters: Sequence[np.ndarray],
 ) -> np.ndarray:
     """(F * HOP,) float32 of pitch in Hz (F,), voiced in [0, 1] (F,), white noise (F * HOP,) and the filters' log gain, phase
     and noise's log gain (F, bins)."""
@@ -26,15 +26,14 @@ def filled(pitch: np.ndarray, voiced: np.ndarray) -> np.ndarray:
     """Pitch (F,) in Hz with straight lines through what is not voiced, float32."""
     [position] = voiced.nonzero()
     if not len(position):
-        return np.full(len(pitch), _LOWEST, np.float32)
+        return np.full(len(pitch), 50.0, np.float32)
     return np.interp(np.arange(len(pitch)), position, pitch[position]).astype(np.float32)
 
 
 def _pulse_train(pitch: np.ndarray, voiced: np.ndarray) -> np.ndarray:
     """All harmonics of the pitch below half the rate, of unit power where voiced: (F * HOP,)."""
     place = (np.arange(len(pitch) * HOP) + 0.5) / HOP - 0.5  # of samples among the frames' middles
-    frames = np.arange(len(pitch))
-    pitch, voiced = (np.interp(place, frames, each) for each in (pitch, voiced))
+    pitch, voiced = (np.interp(place, np.arange(len(pitch)), each) for each in (pitch, voiced))
     phase = np.cumsum(2 * math.pi / SAMPLE_RATE * pitch) % (2 * math.pi)
     count = np.ceil(SAMPLE_RATE / 2 / pitch) - 1
     half = np.sin(phase / 2)
@@ -44,19 +43,17 @@ def _pulse_train(pitch: np.ndarray, voiced: np.ndarray) -> np.ndarray:
     return total * np.sqrt(2 / count) * voiced
 
 
-def _hann() -> np.ndarray:
-    return 0.5 - 0.5 * np.cos(2 * math.pi * np.arange(WINDOW) / WINDOW)
-
-
 def _stft(samples: np.ndarray) -> np.ndarray:
     """Spectrum (F, bins) of samples (F * HOP,), zeros outside them."""
     edge = (WINDOW - HOP) // 2
-    return np.fft.rfft(sliding_window_view(np.pad(samples, edge), WINDOW)[::HOP] * _hann())
+    return np.fft.rfft(
+        sliding_window_view(np.pad(samples, edge), WINDOW)[::HOP] * np.hanning(WINDOW + 1)[:-1]
+    )
 
 
 def _istft(spectrum: np.ndarray) -> np.ndarray:
     """Samples (F * HOP,) whose STFT is nearest to the spectrum (F, bins): windowed overlap-add over squared windows."""
-    frames, shifts, window = len(spectrum), WINDOW // HOP, _hann()
+    frames, shifts, window = len(spectrum), WINDOW // HOP, np.hanning(WINDOW + 1)[:-1]
     pieces = (np.fft.irfft(spectrum, WINDOW) * window).reshape(frames, shifts, HOP)
     out = np.zeros((frames + shifts - 1, HOP))
     norm = np.zeros_like(out)

@@ -166,8 +166,7 @@ class OnnxVoice:
                 noise = np.random.default_rng(0).standard_normal(log_mel.shape[1] * HOP, np.float32)
             heard, pitch = voiced[0].astype(np.float32), filled(pitch[0], voiced[0])
             given = {"log_mel": log_mel, "pitch": pitch[None], "voiced": heard[None]}
-            gain, phase, noise_gain = (each[0] for each in self._run("filters", given))
-            return waveform(pitch, heard, noise, (gain, phase, noise_gain))
+            return waveform(pitch, heard, noise, [each[0] for each in self._run("filters", given)])
 
     def _velocity(
         self, x: np.ndarray, t: float, keys: dict[str, np.ndarray], branches: Sequence[Any]
@@ -188,10 +187,10 @@ class OnnxVoice:
         """(R, C) latents; (0, C) for no particular voice."""
         voice = self.settings["voice"] if voice is None else voice
         if isinstance(voice, str):
-            known = ", ".join(self.voices) or "none"
-            there = not voice or voice in self.voices
-            require(there, f"there is no voice {voice!r}; the folder has: {known}")
-            voice = self.voices[voice] if voice else np.zeros((0, self.settings["channels"]))
+            known = self.voices | {"": np.zeros((0, self.settings["channels"]))}
+            has = ", ".join(self.voices) or "none"
+            require(voice in known, f"there is no voice {voice!r}; the folder has: {has}")
+            voice = known[voice]
         return voice[: self.settings["max_reference"]].astype(np.float32)
 
     def _patches(self, reference: np.ndarray) -> np.ndarray:
