@@ -45,10 +45,8 @@ def _pulse_train(pitch: np.ndarray, voiced: np.ndarray) -> np.ndarray:
 
 def _stft(samples: np.ndarray) -> np.ndarray:
     """Spectrum (F, bins) of samples (F * HOP,), zeros outside them."""
-    edge = (WINDOW - HOP) // 2
-    return np.fft.rfft(
-        sliding_window_view(np.pad(samples, edge), WINDOW)[::HOP] * np.hanning(WINDOW + 1)[:-1]
-    )
+    frames = sliding_window_view(np.pad(samples, (WINDOW - HOP) // 2), WINDOW)[::HOP]
+    return np.fft.rfft(frames * np.hanning(WINDOW + 1)[:-1])
 
 
 def _istft(spectrum: np.ndarray) -> np.ndarray:
