@@ -85,7 +85,7 @@ def traffic(graph: GraphLowering) -> Counter[str]:
 def block_traffic(
     args: DiTTTSModelArgs, shape: tuple[int, ...], own_norm: bool
 ) -> list[Counter[str]]:
-    """Of a block of this model: forward, backward."""
+    """Counts of kernels and bytes in the forward and in the backward pass of one block of this model."""
     samples, frames, text, patches = shape
     with torch.device("meta"):
         model = DiTTTSModel(args)

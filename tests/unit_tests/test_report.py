@@ -58,7 +58,7 @@ def test_everything_that_a_part_is_given_is_escaped(tmp_path):
 
 
 def test_the_quieter_sound_has_the_darker_picture():
-    """Of two spectrograms beside each other, as both have the scale of the louder one."""
+    """Spectrograms beside each other share the scale of the louder one."""
     noise = torch.randn(8000, generator=torch.Generator().manual_seed(0))
     sounds = with_spectrograms([(str(gain), Waveform(gain * noise, 8000)) for gain in (0.01, 0.5)])
     pictures = [sound.picture.split(",")[1] for sound in sounds]

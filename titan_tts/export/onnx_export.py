@@ -186,7 +186,7 @@ def _settings(loaded: LoadedRun, voice: str) -> dict[str, Any]:
 
 
 def reader_arguments(tokenizer: ConditionedTokenizer) -> dict[str, Any]:
-    """What an `onnx_voice.reader.Reader` takes, but for the aligner."""
+    """Arguments of an `onnx_voice.reader.Reader`, except the aligner."""
     vocabulary = tokenizer.vocabulary
     in_bytes = vocabulary.unit == "bytes"
     units = map(chr, range(256)) if in_bytes else vocabulary.characters

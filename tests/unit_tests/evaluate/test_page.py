@@ -77,7 +77,7 @@ def test_each_panel_plays_what_it_names(evaluated):
 
 
 def test_a_comparison_plays_the_texts_with_most_errors_first(evaluated):
-    """Of a fine-tune: both systems' errors with the first seed count. Seed 3 errs where nothing is heard right."""
+    """The page of a fine-tune adds both systems' errors with the first seed. Nothing of the hostile text is heard right."""
     content = comparison_page("t", {"new": evaluated}).html()
     shown = [html.unescape(text) for text in re.findall(r"<article>\s*<h3>(.*?)</h3>", content)]
     found = json.loads((evaluated / "evaluation.json").read_text())["utterances"]

@@ -92,7 +92,7 @@ def test_its_latents_are_those_of_torch(made):
 
 
 def test_its_sound_is_that_of_the_codec(made):
-    """Of a voice that rises and pauses, with equal noise."""
+    """The voice rises and pauses; both get the same noise."""
     codec = build_codec("mel_dct+vocoder")
     phase = torch.linspace(100, 160, 20 * codec.hop_length).cumsum(0) * (2 * torch.pi / 16_000)
     sound = sum((k * phase).sin() / k for k in range(1, 20)) / 4

@@ -1,7 +1,7 @@
 """Few-step sampling learned from a teacher: trajectory distillation (Salimans and Ho 2022, arXiv 2202.00512) with the
 guidance folded in (Meng et al. 2023, arXiv 2210.03142).
 
-At the begin of each of its few intervals the student learns the mean of the teacher's guided velocity over the
+At the start of each of its few intervals the student learns the mean of the teacher's guided velocity over the
 interval: one step of Euler's method goes where the teacher's many steps go. Every interval begins from data and noise,
 and is learned by itself (as in multistep consistency models, Heek et al. 2024, arXiv 2403.06807).
 """

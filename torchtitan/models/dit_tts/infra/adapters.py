@@ -22,7 +22,7 @@ _A, _B = "lora_a", "lora_b"
 
 @dataclass
 class LowRank:
-    """How a layer's update is computed, from `lora_a` (parts · rank, in) and `lora_b` (out, rank)."""
+    """Computation of a layer's update from `lora_a` (parts · rank, in) and `lora_b` (out, rank)."""
 
     parts: int
     """matrices that are fused in the layer"""

@@ -64,7 +64,7 @@ class SelfAttention(GatedAttention):
 
 
 def rotated_groups(n_heads: int, ranks: int = 1, rank: int = 0) -> tuple[bool, ...]:
-    """Whether each group of a rank's heads is rotated: the first half of all heads are, rounded down. There are as few
+    """True for each group of a rank's heads that is rotated: the first half of all heads are, rounded down. There are as few
     groups of equal size as possible, so an odd number of heads needs one group per head."""
     own = n_heads // ranks
     rotated = min(max(n_heads // 2 - rank * own, 0), own)
