@@ -23,6 +23,7 @@ LAYERS = 2
 class RowModel:
     """`DiTTTSModel` as far as `generate_latents` uses it; sums are over what the masks keep."""
 
+    caption_encoder = None
     args = SimpleNamespace(latent_channels=CHANNELS, first_condition_id=FIRST_CONDITION_ID)
 
     def encode_conditions(

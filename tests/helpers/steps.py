@@ -83,7 +83,7 @@ def problem(latents, global_batch, row, global_batch_size) -> NoisyBatch:
     noise = torch.randn(len(latents), 16, 128, generator=generator)[:, : latents.shape[1]]
     t = (row + 0.5) / global_batch_size
     noisy = latents + t[:, None, None] * (noise - latents)
-    return NoisyBatch(noisy, t, noise - latents, row % 2 == 0, row % 3 != 1)
+    return NoisyBatch(noisy, t, noise - latents, row % 2 == 0, row % 3 != 1, row % 2 < 2)
 
 
 def step_data(step: int) -> list[tuple[dict, torch.Tensor]]:

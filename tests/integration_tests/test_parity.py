@@ -72,7 +72,11 @@ SAMPLES += ["--sampling.steps=2", "--sampling.codec=mel_dct"]
 SAMPLED = ("ddp", "fsdp", "hsdp", "tp", "sequence_inductor")
 
 PACKED = ["--data.batching=packed", "--data.longest_per_row=2"]
+CAPTIONS = ["--data.max_caption_tokens=12", "--objective.caption_dropout=0.3"]
+CAPTIONS += ["--objective.speaker_dropout=0.5"]
 VARIANTS = {
+    "captions": ("", 2, CAPTIONS, FSDP),
+    "captions_tp_compile": ("matrix", 2, CAPTIONS, [*TP, *TRACED, *PER_OP]),
     "packed": ("slow", 2, PACKED, [*DDP, "--training.local_batch_size=2", *WHOLE, *PER_OP]),
     "packed_hsdp": ("matrix", 4, PACKED, [*HSDP, *WHOLE, FULL]),
     "packed_tp_fsdp": ("matrix", 4, PACKED, [*TP, *FSDP, *TRACED, *PER_OP]),

@@ -7,6 +7,7 @@ the condition that it lacks.
 import json
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -177,7 +178,10 @@ def _settings(loaded: LoadedRun, voice: str) -> dict[str, Any]:
     sampling, data, args = loaded.config.sampling, loaded.config.data, loaded.model.args
     return {
         **{"format": FORMAT, "voice": voice, "reader": reader_arguments(loaded.tokenizer)},
-        "steps": [(step.times, step.width, step.branches) for step in plan_steps(sampling)],
+        "steps": [
+            (step.times, step.width, [branch[:3] for branch in step.branches])
+            for step in plan_steps(replace(sampling, caption_scale=0.0))
+        ],
         "noise_scale": float(sampling.truncation_factor),
         **{"patch": args.speaker_patch_size, "channels": args.latent_channels},
         **{"max_frames": data.max_frames, "max_reference": data.max_speaker_frames},
@@ -210,6 +214,7 @@ def _check(loaded: LoadedRun, codec: str, predictor: LoadedRun | None) -> None:
         "[encoder] convention or added_tokens": vocabulary.convention or vocabulary.added,
         "a speaker encoder of whole patches": not loaded.model.args.speaker_partial_patches,
         "[data] conditioning": vocabulary.conditioning,
+        "[data] max_caption_tokens": config.data.max_caption_tokens,
         "[objective] loss_on_padding": config.objective.loss_on_padding,
         "[sampling] rescale_k": sampling.rescale_k != 1.0,
         "[sampling] speaker_kv_scale": sampling.speaker_kv_scale != 1.0,

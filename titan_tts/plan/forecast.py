@@ -140,9 +140,9 @@ class Planner:
             lengths = Lengths(*(-(-streams // samples)).tolist())
             return [(1.0, Batches(lengths, samples, accumulation))]
         steps = np.array(policy.sample_counts) / np.array(policy.batch_sizes)
-        parts = (steps / steps.sum()).tolist()
+        parts, captions = (steps / steps.sum()).tolist(), self.config.data.max_caption_tokens
         return [
-            (part, Batches(Lengths(*shape), size, accumulation))
+            (part, Batches(Lengths(*shape, captions), size, accumulation))
             for shape, size, part in zip(policy.shapes, sizes, parts, strict=True)
             if part
         ]
@@ -212,7 +212,8 @@ def longest_batches(config: JobConfig, ranks: int) -> Batches:
     """Batches of samples as long as the limits of [data] allow. `config`: as upstream sees it."""
     data = config.data
     longest = data.bucket_frames[-1] if data.bucket_frames else data.max_frames
-    lengths = Lengths(longest, data.max_text_tokens, data.max_speaker_frames)
+    limits = data.max_text_tokens, data.max_speaker_frames, data.max_caption_tokens
+    lengths = Lengths(longest, *limits)
     accumulation = batch_split(config.training, ranks)[1]
     return Batches(lengths, config.training.local_batch_size, accumulation)
 

@@ -114,7 +114,7 @@ def _weights(model: nn.Module) -> Iterable[Weight]:
             blocks |= dict.fromkeys(block.parameters(), number)
     for name, parameter in model.named_parameters():
         placement, own = splits.get(parameter), name.split(".")
-        unit = own[0] if own[0] in ("text_encoder", "speaker_encoder") else ROOT
+        unit = own[0] if own[0].endswith("_encoder") else ROOT
         if own[0] == "layers":
             unit = f"layers.{own[1]}"
         elif own[0] in ("norm", "output"):

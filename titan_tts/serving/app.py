@@ -76,16 +76,20 @@ class SpeechService:
         if body.model not in (self.model, *OPENAI_MODELS):
             message = f"there is no model {body.model!r}; this server has {self.model!r}"
             raise Refusal(404, message, "model_not_found", "model")
-        if body.instructions:
-            message = "this model follows no instructions on how to speak; leave them out"
+        caption = clean_text(body.instructions or "")
+        if caption and not self.synthesizer.takes_captions:
+            message = "this model follows no instructions on how to speak; leave them out, or serve one that was trained "
+            message += "with captions"
             raise Refusal(400, message, "invalid_request", "instructions")
         size, most = len(body.input), self.max_characters
         require(bool(body.input.strip()), "the text is empty; give one")
         require(size <= most, f"the text has {size} characters, but at most {most} are allowed")
         text = clean_text(body.input)
         check_text(text, self.synthesizer.run.tokenizer, "the text")
-        voice = self.voice(body.voice) if body.voice else self.synthesizer.default_voice
-        whole = Utterance(text, voice, self.synthesizer.conditions(voice), speed=body.speed)
+        voice = Voice() if caption else self.synthesizer.default_voice
+        voice = self.voice(body.voice) if body.voice else voice
+        conditions = self.synthesizer.conditions(voice, caption)
+        whole = Utterance(text, voice, conditions, speed=body.speed)
         return self.synthesizer.pieces(whole, self.synthesizer.streams(body.response_format))
 
     def voice(self, name: str) -> Voice:
@@ -208,7 +212,8 @@ def build_app(service: SpeechService, api_key: str = "", host: str = "127.0.0.1"
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         entry = {"id": service.model, "object": "model", "created": 0, "owned_by": "titan-tts"}
-        return {"object": "list", "data": [entry | {"voices": service.names}]}
+        entry |= {"voices": service.names, "instructions": service.synthesizer.takes_captions}
+        return {"object": "list", "data": [entry]}
 
     @app.get("/health")
     async def health() -> dict[str, Any]:

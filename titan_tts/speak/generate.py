@@ -70,7 +70,7 @@ class Narrator:
         if request.names_voice:
             given = request.reference, request.reference_text, request.speaker
             voice = self._voice(*given)
-        conditions = self.synthesizer.conditions(voice)
+        conditions = self.synthesizer.conditions(voice, request.caption)
         conditions |= checked_conditions(request, self.synthesizer.run.tokenizer)
         frames = None
         if request.seconds is not None:

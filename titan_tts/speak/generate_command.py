@@ -39,7 +39,7 @@ class Options(SamplingOptions):
 
     text_list: str = ""
     """File of many texts (- is standard input): one JSON object per line with text and any of name, reference,
-    reference_text, speaker, seconds, conditions; the options give defaults."""
+    reference_text, speaker, caption, seconds, conditions; the options give defaults."""
 
     out: str = "generated.wav"
     """File to write, .wav, .flac, .ogg or .mp3; - is standard output, streamed as audio becomes
@@ -57,6 +57,10 @@ class Options(SamplingOptions):
     speaker: str = ""
     """A speaker of the exported folder or the training shards: gives the reference and the speaker token. Without it
     and without --reference the export's first voice speaks; where it has none, and for a run, an arbitrary one."""
+
+    caption: str = ""
+    """The voice and its manner in words, such as "a calm old woman, close to the microphone", for a model that was trained
+    with captions; alone, or with a reference or a speaker."""
 
     condition: tyro.conf.UseAppendAction[list[str]] = field(default_factory=list)
     """FIELD=VALUE of a conditioning token, such as language=en; may be repeated."""
@@ -150,6 +154,7 @@ def find_requests(options: Options) -> list[Request]:
     common = Request(
         "the options",
         speaker=options.speaker,
+        caption=options.caption,
         conditions=_conditions(options.condition),
         reference=tuple(options.reference),
         reference_text=options.reference_text,

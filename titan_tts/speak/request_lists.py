@@ -36,6 +36,9 @@ class Request:
     conditions: Mapping[str, str] = field(default_factory=dict)
     """values of conditioning tokens"""
 
+    caption: str = ""
+    """the voice and its manner in words"""
+
     reference: tuple[str, ...] = ()
     """recordings, or .npy of latents (R, C)"""
 
@@ -44,12 +47,14 @@ class Request:
 
     @property
     def names_voice(self) -> bool:
-        """The default voice is not asked for: a speaker, a reference or a speaker's token is given."""
-        return bool(self.speaker or self.reference or "speaker" in self.conditions)
+        """The default voice is not asked for: a speaker, a reference, a caption or a speaker's token is given."""
+        given = self.speaker, self.reference, self.caption, "speaker" in self.conditions
+        return any(given)
 
     def fingerprint(self, settings: str) -> str:
         """Hash of all that changes the speech. `settings`: options of the command."""
-        own = {name: value for name, value in vars(self).items() if name not in ("where", "id")}
+        unsaid = ("where", "id", *(() if self.caption else ("caption",)))
+        own = {name: value for name, value in vars(self).items() if name not in unsaid}
         return fingerprint(settings, json.dumps(own, sort_keys=True))
 
     def path(self, folder: str, suffix: str) -> Path:
@@ -90,6 +95,7 @@ _KEYS: dict[str, Any] = {
     "reference": (str, list),
     "reference_text": str,
     "speaker": str,
+    "caption": str,
     "seconds": (int, float),
     "conditions": dict,
 }
@@ -154,6 +160,7 @@ def _request(where: str, line: str, root: Path, common: Request) -> Request:
         given.get("name", ""),
         given.get("speaker", common.speaker),
         {**conditions, **{k: str(v) for k, v in given.get("conditions", {}).items()}},
+        given.get("caption", common.caption),
         files,
         given.get("reference_text", common.reference_text),
         None if seconds is None else float(min(seconds, 10**9)),

@@ -63,6 +63,9 @@ class SamplingOptions(ModelOptions):
     speaker_scale: Number = None
     """Guidance towards the speaker."""
 
+    caption_scale: Number = None
+    """Guidance towards the caption."""
+
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the network; auto is bfloat16 on a GPU and on a CPU with AVX512-BF16 or AMX (three times
     faster), float32 on others."""
@@ -132,8 +135,8 @@ def from_pretrained(name: str | Path = BASE, data: str = "", **options: Any) -> 
     Args:
         name: an exported folder, a run's folder, OWNER/NAME on the Hugging Face hub, or titan_tts:NAME of the package.
         data: training shards that lengths of texts and voices are taken from, if they have moved.
-        options: options of `titan-tts generate`: step, weights, sampling_steps, text_scale, speaker_scale, dtype,
-            compile, encoder, codec, duration, duration_scale.
+        options: options of `titan-tts generate`: step, weights, sampling_steps, text_scale, speaker_scale,
+            caption_scale, dtype, compile, encoder, codec, duration, duration_scale.
     """
     for option in ("dtype", "compile"):
         allowed = get_args(SamplingOptions.__dataclass_fields__[option].type)
@@ -176,6 +179,7 @@ def chosen_config(options: SamplingOptions) -> "JobConfig":
         "steps": options.sampling_steps,
         "text_scale": options.text_scale,
         "speaker_scale": options.speaker_scale,
+        "caption_scale": options.caption_scale,
         "codec": options.codec or None,
     }
     given = {name: value for name, value in given.items() if value is not None}

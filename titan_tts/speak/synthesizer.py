@@ -22,17 +22,22 @@ from titan_tts.speak.subtitles import Word
 from titan_tts.speak.utterance import Speech, Utterance, Voice
 from titan_tts.speak.word_times import WordAligner, word_aligner
 from torchtitan.models.dit_tts.config.job_config import Sampling
+from torchtitan.models.dit_tts.data.members import CAPTION, caption_ids
 from torchtitan.models.dit_tts.errors import require, show
 from torchtitan.models.dit_tts.speech.codec import Codec
 from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, generate_latents
 from torchtitan.models.dit_tts.speech.sampling.sound_files import STREAMED
-from torchtitan.models.dit_tts.text.tokenizer import with_duration
+from torchtitan.models.dit_tts.text.tokenizer import unicode_bytes, with_duration
 
 _MAX_SECONDS = 600.0
 """of a reference whose text is known"""
 
 _BATCH = 16
 """pieces of long texts per batch, where there are fewer texts"""
+
+_NO_CAPTIONS = (
+    "a caption is given, but the model was not trained with them ([data] max_caption_tokens)"
+)
 
 Files = str | Path | Sequence[str | Path]
 """A file, or several in order"""
@@ -151,10 +156,24 @@ class Synthesizer:
             return self.speaker(of)
         return self.recording(of)
 
-    def conditions(self, voice: Voice) -> dict[str, str]:
-        """The speaker's token, where the model was trained with it."""
+    @property
+    def takes_captions(self) -> bool:
+        """True if the model was trained with captions."""
+        return self.run.config.data.max_caption_tokens > 0
+
+    def conditions(self, voice: Voice, caption: str = "") -> dict[str, str]:
+        """The speaker's token, where the model was trained with it, and the caption. Raises InputError for a caption that
+        the model does not take."""
         known = self.run.tokenizer.vocabulary.conditioning.get("speaker", ())
-        return {"speaker": voice.speaker} if voice.speaker in known else {}
+        found = {"speaker": voice.speaker} if voice.speaker in known else {}
+        if not caption.strip():
+            return found
+        require(self.takes_captions, f"{_NO_CAPTIONS}; leave it out, or take one that was")
+        longest = self.run.config.data.max_caption_tokens
+        unicode_bytes(caption)
+        size = len(caption_ids(found := found | {CAPTION: caption}))
+        require(size <= longest, f"the caption has {size} bytes, but at most {longest} are allowed")
+        return found
 
     def frames(self, utterances: Sequence[Utterance]) -> list[int]:
         """Lengths to generate, in latent frames: given, or by `lengths`."""
@@ -210,6 +229,7 @@ class Synthesizer:
         voices: "Sequence[Files | Tensor | Voice | None]" = (),
         seed: int = 0,
         sampling: Sampling | None = None,
+        caption: str | Sequence[str] = "",
     ) -> list[Speech]:
         """Synthesizes texts as one batch, long ones in pieces. The noise is of the text, the speaker and the seed, so that
         a row does not depend on the others.
@@ -217,13 +237,22 @@ class Synthesizer:
         Args:
             voices: of each text, or one for all, as `voice` takes it; empty: the default one. An `Utterance` has its own.
             sampling: instead of the model's.
+            caption: the voice and its manner in words, of each text, or one for all, for a model that takes it. With it
+                no voices are no particular ones. An `Utterance` has its own.
         """
-        found = [self.voice(each) for each in voices or [None]]
-        counts = f"{len(texts)} texts with {len(found)} voices"
-        require(len(found) in (1, len(texts)), f"{counts}; give one for each, or one for all")
+        captions = [caption] if isinstance(caption, str) else list(caption)
+        default = Voice() if any(captions) else None
+        found = [self.voice(each) for each in voices or [default]]
+        for what, given in (("voices", found), ("captions", captions)):
+            counts = f"{len(texts)} texts with {len(given)} {what}"
+            require(len(given) in (1, len(texts)), f"{counts}; give one for each, or one for all")
         utterances = [
-            Utterance(text, voice, self.conditions(voice)) if isinstance(text, str) else text
-            for text, voice in zip(texts, found if len(found) > 1 else found * len(texts))
+            Utterance(text, voice, self.conditions(voice, words)) if isinstance(text, str) else text
+            for text, voice, words in zip(
+                texts,
+                found if len(found) > 1 else found * len(texts),
+                captions if len(captions) > 1 else captions * len(texts),
+            )
         ]
         pieces = [self.pieces(each) for each in utterances]
         said = dict(self.say(pieces, seed, max(len(texts), _BATCH), sampling))

@@ -48,7 +48,7 @@ class Utterance:
     text: str
     voice: Voice = Voice()
     conditions: Mapping[str, Any] = field(default_factory=dict)
-    """values of the conditioning tokens except duration, named as in a sample's JSON"""
+    """values of the conditioning tokens except duration, and the caption, named as in a sample's JSON"""
 
     frames: int | None = None
     """length in latent frames; None: estimated"""

@@ -9,6 +9,7 @@ import numpy as np
 
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 
+CAPTIONS = ("calm", "très vieille", "wild", "old", "whispering")
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -42,6 +43,8 @@ def make_samples(
             "speaker": f"s{number % 4}",
             "language": ("en", "de", "en")[number % 3],
         }
+        if number % 3:  # some have none
+            metadata["caption"] = f"a {CAPTIONS[number % 5]} voice"
         samples.append(
             Triplet(f"utt{number:06d}", array(length), array(reference_length), metadata)
         )

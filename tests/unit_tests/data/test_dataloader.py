@@ -69,6 +69,7 @@ SETTINGS = {
     "given edges": {"bucket_frames": [24, 48, 200]},
     "texts and weights": {"verbatim_fraction": 0.4, "use_sample_weights": True},
     "corrupt samples": SKIP,
+    "captions, corrupt samples": {"max_caption_tokens": 7} | SKIP,
     "packed": PACKED,
     "packed, drawn references": PACKED | {"references": "drawn"},
     "packed, texts and weights": PACKED | {"verbatim_fraction": 0.4, "use_sample_weights": True},
@@ -196,6 +197,27 @@ def test_an_error_in_a_thread_reaches_the_consumer_and_skips_nothing(folder, wor
         with pytest.raises(InputError, match=f"sample '{bad}': disk gone"):
             next(iterator)
     assert next(iter(loader))[0]["global_batch"] == 2
+
+
+def test_captions_are_bytes_and_too_long_ones_are_cut(folder):
+    """Of 12 places; "très" has two bytes for its è."""
+    loader, seen = build(folder, max_caption_tokens=12), set()
+    where = {loader.dataset.sample_id(i): i for i in range(len(loader.dataset))}
+    for batch, labels in take(loader, 6):
+        assert batch["caption_ids"].shape == (len(labels), 12)
+        assert batch["caption_ids"].dtype == torch.int64
+        for row, name in enumerate(batch["sample_id"]):
+            caption = loader.dataset.metadata(where[name]).get("caption", "")
+            wanted = list(caption.encode()[:12])
+            seen.add((caption, len(wanted)))
+            assert batch["caption_ids"][row].tolist() == wanted + [0] * (12 - len(wanted))
+            assert batch["caption_tokens"][row] == len(wanted)
+        before, longest = batch["caption_ids"], int(batch["caption_tokens"].max())
+        trim_padding(batch, labels)
+        assert torch.equal(batch["caption_ids"], before[:, : -(-longest // 8) * 8])
+    assert ("", 0) in seen and ("a calm voice", 12) in seen
+    assert ("a très vieille voice", 12) in seen
+    assert "caption_ids" not in take(build(folder), 1)[0][0]
 
 
 def test_streams_end_with_their_longest_row(folder):

@@ -52,7 +52,7 @@ def test_the_target_is_the_teachers_mean_velocity(guidance, text, speaker, steps
         latents = in_one_row(padded, LENGTHS, 16)
         stream = stream_of(torch.tensor(LENGTHS), 16, 4)
 
-    def denoise(x, t, has_text, has_speaker):
+    def denoise(x, t, has_text, has_speaker, has_caption):
         calls.append(t)
         column = t[:, None, None] if stream is None else t[stream.segment][None, :, None]
         return field(x, column, has_text, has_speaker)

@@ -10,30 +10,33 @@ from torchtitan.models.dit_tts.flow.guidance import branches_at, guided_velocity
 @pytest.mark.parametrize(
     "text_scale, speaker_scale, t, step, mode, expected, rows",
     [
-        (3.0, 5.0, 0.9, 0, {}, 111 + 3 * 10 + 5 * 100, 6),
-        (0.0, 5.0, 0.51, 0, {}, 111 + 5 * 100, 4),
-        (3.0, 5.0, 0.5, 0, {}, 111, 2),
-        (3.0, 5.0, 0.9, 0, {"max_t": 0.9}, 111 + 3 * 10 + 5 * 100, 6),
-        (3.0, 5.0, 0.9, 0, {"max_t": 0.8}, 111, 2),
-        (4.0, 4.0, 0.9, 0, {"guidance": "joint"}, 111 + 4 * 110, 4),
-        (3.0, 5.0, 0.9, 0, {"guidance": "alternating"}, 111 + 3 * 10, 4),
-        (3.0, 5.0, 0.9, 1, {"guidance": "alternating"}, 111 + 5 * 100, 4),
-        (3.0, 5.0, 0.4, 1, {"guidance": "alternating"}, 111, 2),
+        (3.0, 5.0, 0.9, 0, {}, 3 * 10 + 5 * 100, 6),
+        (0.0, 5.0, 0.51, 0, {}, 5 * 100, 4),
+        (3.0, 5.0, 0.5, 0, {}, 0, 2),
+        (3.0, 5.0, 0.9, 0, {"max_t": 0.9}, 3 * 10 + 5 * 100, 6),
+        (3.0, 5.0, 0.9, 0, {"max_t": 0.8}, 0, 2),
+        (3.0, 5.0, 0.9, 0, {"caption_scale": 7.0}, 3 * 10 + 5 * 100 + 7 * 1000, 8),
+        (4.0, 4.0, 0.9, 0, {"guidance": "joint"}, 4 * 1110, 4),
+        (3.0, 5.0, 0.9, 0, {"guidance": "alternating"}, 3 * 10, 4),
+        (3.0, 5.0, 0.9, 1, {"guidance": "alternating"}, 5 * 100, 4),
+        (3.0, 5.0, 0.9, 2, {"guidance": "alternating"}, 3 * 10, 4),
+        (3.0, 5.0, 0.9, 2, {"guidance": "alternating", "caption_scale": 7.0}, 7 * 1000, 4),
+        (3.0, 5.0, 0.4, 1, {"guidance": "alternating"}, 0, 2),
     ],
 )
 def test_guidance(text_scale, speaker_scale, t, step, mode, expected, rows):
     seen = []
 
     def network(latents, copies):
-        """Its answer has its branch, 1 + 10·text + 100·speaker, and its row."""
+        """Its answer has its branch, 1 + 10·text + 100·speaker + 1000·caption, and its row."""
         seen.append(len(latents))
-        values = torch.tensor([1.0 + 10.0 * text + 100.0 * speaker for text, speaker in copies])
+        values = 1.0 + torch.tensor(copies).float() @ torch.tensor([10.0, 100.0, 1000.0])
         return latents + values.repeat_interleave(len(latents) // len(copies))[:, None, None]
 
     settings = Sampling(text_scale=text_scale, speaker_scale=speaker_scale, **mode)
     latents = torch.arange(24.0).view(2, 3, 4)
     velocity = guided_velocity(network, latents, branches_at(settings, step, t))
-    assert torch.equal(velocity, latents + expected)
+    assert torch.equal(velocity, latents + 1111 + expected)
     assert seen == [rows]
 
 

@@ -1,5 +1,6 @@
 """The objective and its randomness keyed by position."""
 
+import itertools
 import math
 
 import pytest
@@ -133,15 +134,21 @@ def test_rows_are_permuted_for_every_size():
 
 def test_time_and_dropout_have_streams_of_their_own():
     n, latents = 2000, torch.zeros(2000, 1, 2)
-    objective = FlowMatching("velocity", "uniform", text_dropout=0.1, speaker_dropout=0.3, seed=4)
+    dropout = dict(text_dropout=0.1, speaker_dropout=0.3, caption_dropout=0.2)
+    objective = FlowMatching("velocity", "uniform", **dropout, seed=4)
     noisy = corrupted(objective, latents, 6)
-    drawn = [uniform(keys_of(4, 6, n, stream)) for stream in range(5)]
+    drawn = [uniform(keys_of(4, 6, n, stream)) for stream in range(6)]
     stratum = permuted(torch.arange(n), keys_of(4, 6, [0] * n, 4), n)
     assert torch.equal(noisy.t, ((stratum + drawn[1]) / n).float())
     logit_normal = FlowMatching(seed=4).sample_times(torch.tensor(6), torch.arange(n), n)
     assert torch.equal(logit_normal.argsort(), noisy.t.argsort())
     assert torch.equal(noisy.keep_text, drawn[2] >= 0.1)
     assert torch.equal(noisy.keep_speaker, drawn[3] >= 0.3)
+    assert torch.equal(noisy.keep_caption, drawn[5] >= 0.2)
+    # Independent of each other: all eight cases come as often as chance has them.
+    case = torch.stack(noisy.keep).float().T @ torch.tensor([1.0, 2.0, 4.0])
+    for number, kept in enumerate(itertools.product((0.2, 0.8), (0.3, 0.7), (0.1, 0.9))):
+        assert abs((case == number).float().mean() - math.prod(kept)) < 0.03
 
 
 def test_corruption_does_not_depend_on_split_or_padding():
@@ -150,7 +157,7 @@ def test_corruption_does_not_depend_on_split_or_padding():
     longer = torch.nn.functional.pad(latents, (0, 0, 0, 5))
     for rows in ([0, 1], [2], [3, 4, 5]):
         part = corrupted(FlowMatching(seed=9), longer[rows], batch=2, rows=rows, of=6)
-        for name in ("t", "keep_text", "keep_speaker"):
+        for name in ("t", "keep_text", "keep_speaker", "keep_caption"):
             assert torch.equal(getattr(part, name), getattr(whole, name)[rows]), name
         for name in ("latents", "target"):
             assert torch.equal(getattr(part, name)[:, :10], getattr(whole, name)[rows]), name

@@ -103,14 +103,22 @@ def test_flavors_have_exact_sizes():
         {"text_vocab_size": 259, "speaker_bidirectional": True, "speaker_partial_patches": False},
         {"task": "duration", "dim": 48, "n_layers": 3},
         {"text_vocab_size": 259, "lora_rank": 3},
+        {"text_vocab_size": 259, "max_caption_tokens": 9},
+        {"text_vocab_size": 259, "max_caption_tokens": 9, "lora_rank": 3, "caption_n_layers": 1},
+        {"task": "duration", "dim": 48, "n_layers": 3, "max_caption_tokens": 9},
     ],
 )
-@pytest.mark.parametrize("lengths", [(1, 1, 1), (13, 7, 5)])
+@pytest.mark.parametrize("lengths", [(1, 1, 1, 1), (13, 7, 5, 9)])
 def test_flops_equal_the_counter(lengths, sizes):
     args = replace(SMALL, **sizes)
     with torch.device("meta"):
         model = (DurationModel if args.task == "duration" else DiTTTSModel)(args)
-        batch = full_inputs(args, 3, *lengths)
+        batch = full_inputs(args, 3, *lengths[:3])
+        if args.max_caption_tokens:
+            ids = torch.zeros(3, lengths[3], dtype=torch.long)
+            batch |= {"caption_ids": ids, "caption_mask": torch.ones_like(ids, dtype=torch.bool)}
+        else:
+            lengths = lengths[:3]
         if not args.text_vocab_size:
             batch["text_features"] = torch.zeros(3, lengths[1], args.text_dim)
     add_adapter(model, Lora(rank=args.lora_rank))
@@ -149,7 +157,7 @@ def test_copies_for_guidance_are_the_rows_with_conditions_dropped(padded, cached
     frames = batch["frame_mask"].sum(1)
     copies = ((True, True), (False, True), (True, False))
     masks = (batch["frame_mask"], conditions.text_mask, conditions.speaker_mask)
-    keys = guided_keys(*masks, copies, torch.float32)
+    keys = guided_keys(masks, copies, torch.float32)
     assert [mask is None for mask in keys.masks] == [not padded] * 3
     latents, times = batch["latents"].repeat(3, 1, 1), torch.tensor([0.9, 0.3])
     caches = model.block_caches(conditions, times, frames) if cached else [None, None]

@@ -224,7 +224,10 @@ def test_refusals_have_openais_form(server, synthesizer, monkeypatch):
         ({"speed": 0.24}, "speed: "),
         ({"speed": 4.01}, "speed: "),
         ({"model": "other"}, "there is no model 'other'"),
-        ({"instructions": "Whisper."}, "this model follows no instructions"),
+        (
+            {"instructions": "Whisper."},
+            "model follows no instructions on how to speak; leave them out",
+        ),
     ):
         status, _, content = speech(url, **body)
         error = json.loads(content)["error"]

@@ -10,7 +10,7 @@ from torchtitan.models.dit_tts.data.dataset import open_training_data
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.aligner import choose_recordings, fit_aligner
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer, with_duration
-from torchtitan.models.dit_tts.validation.fixed_batches import SPEAKER, TEXT
+from torchtitan.models.dit_tts.validation.fixed_batches import CAPTION, SPEAKER, TEXT
 
 ROWS = [*HELDOUT, ("one", "ann", 7, 5)]
 
@@ -89,6 +89,25 @@ def test_the_reference_of_another_speaker(four):
     assert set(other) == {"speaker", "speaker_frames"}
     assert set(batch.others[TEXT][0]) == {"text_ids", "text_tokens", "text_positions"}
     assert (batch.others[TEXT][0]["text_positions"] == -1).all()
+
+
+def test_another_caption(tmp_path):
+    """The next in the circle that is another; rows without one, or for which there is none, do not count."""
+    captions = [{"caption": "old"}, {"caption": "old "}, {}, {"caption": "très wild"}]
+    for number, metadata in enumerate(captions):
+        write_rows(tmp_path / str(number), [(f"n {number}", "ann", 10, 4)], **metadata)
+    folders = [str(tmp_path / str(number)) for number in range(4)]
+    fixed = fixed_set(tmp_path, batch_size=4, path=folders, max_caption_tokens=20)
+    batch = fixed.load(0)
+    assert batch.inputs["caption_ids"].shape == (4, 16)  # of the longest, not of 20
+    other, measured = batch.others[CAPTION]
+    assert measured.tolist() == [True, True, False, True]
+    for row, partner in enumerate((3, 3, 2, 0)):
+        for name in ("caption_ids", "caption_tokens"):
+            assert torch.equal(other[name][row], batch.inputs[name][partner])
+    assert fixed.gains == (TEXT, SPEAKER, CAPTION)
+    plain = fixed_set(tmp_path, path=folders)
+    assert plain.gains == (TEXT, SPEAKER) and CAPTION not in plain.load(0).others
 
 
 def test_references_are_drawn_where_none_is_stored(tmp_path):

@@ -1,6 +1,6 @@
 """The network applied to batches of the loader: copies to the device, noise, conditions and losses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,16 @@ from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 def measure(batch: dict[str, Any], rows: TextRows | None) -> MicroBatch:
     """The shape of a batch on the CPU and the valid lengths of its samples, for the metrics."""
     rows_of_batch, frames, _ = batch["latents"].shape
-    columns = (batch[name].tolist() for name in ("frames", "text_tokens", "speaker_frames"))
-    lengths = list(zip(*columns, strict=True))
+    padded = {
+        "text_tokens": "text_ids",
+        "speaker_frames": "speaker",
+        "caption_tokens": "caption_ids",
+    }
+    padded = {name: entry for name, entry in padded.items() if entry in batch}
+    lengths = list(zip(*(batch[name].tolist() for name in ("frames", *padded)), strict=True))
     slots = len(lengths) if "longest" in batch else 0
     return MicroBatch(
-        (rows_of_batch, frames, batch["text_ids"].shape[1], batch["speaker"].shape[1]),
+        (rows_of_batch, frames, *(batch[entry].shape[1] for entry in padded.values())),
         # All of its samples may be corrupt.
         ([each for each in lengths if each[0]] or lengths[:1]) if slots else lengths,
         [rows.shape] if rows is not None else (),
@@ -116,10 +121,9 @@ class ForwardPass:
             noisy = self.add_noise(batch["latents"], *place, *in_frames)
             batch = self._with_features(batch)
             target, given = noisy.target, (noisy.latents, noisy.t)
-            keep = noisy.keep_text, noisy.keep_speaker
             if self.teacher is not None:
-                target = self.teacher.target(batch, *given, keep)
-        prediction = self.predict(batch, *given, keep)
+                target = self.teacher.target(batch, *given, noisy.keep)
+        prediction = self.predict(batch, *given, noisy.keep)
         losses = self.loss_fn(prediction, target, frame_mask, *in_frames)
         return losses.sum()
 
@@ -142,7 +146,7 @@ class ForwardPass:
         batch: dict[str, Any],
         noisy: torch.Tensor,
         times: torch.Tensor,
-        keep: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
+        keep: Sequence[torch.Tensor | None] = (None, None, None),
         conditions: Conditions | None = None,
     ) -> torch.Tensor:
         """The network's output: the one way of training, validation and distillation to it.
@@ -150,7 +154,7 @@ class ForwardPass:
         Args:
             batch: on the device.
             noisy: (B, T, C) noisy latents at the times (B,).
-            keep: of text and speaker, (B,) bool; None keeps all.
+            keep: of text, speaker and caption, (B,) bool; None keeps all.
             conditions: what `encode` made of the batch; None: they are encoded now.
         """
         mask, packed = batch["frame_mask"], batch["packed"]
@@ -176,14 +180,14 @@ class Teacher:
         batch: dict[str, Any],
         latents: torch.Tensor,
         t: torch.Tensor,
-        keep: tuple[torch.Tensor, torch.Tensor],
+        keep: Sequence[torch.Tensor],
     ) -> torch.Tensor:
-        """The student's at noisy latents of a batch. `keep`: of text and speaker, (B,)."""
+        """The student's at noisy latents of a batch. `keep`: of text, speaker and caption, (B,)."""
         packed: PackedStreams | None = batch["packed"]
         conditions = self.forward_pass.encode(batch)
 
         def denoise(x: torch.Tensor, now: torch.Tensor, *has: bool) -> torch.Tensor:
-            text, speaker = (each & seen for each, seen in zip(keep, has, strict=True))
-            return self.forward_pass.predict(batch, x, now, (text, speaker), conditions)
+            seen = [each & sees for each, sees in zip(keep, has, strict=True)]
+            return self.forward_pass.predict(batch, x, now, seen, conditions)
 
         return self.distillation.mean_velocity(denoise, latents, t, packed and packed.frames)

@@ -198,7 +198,7 @@ class TTSMetricsProcessor(MetricsProcessor):
             replaced_samples=replaced,
         )
         valid = map(sum, zip(*batch.lengths, strict=True))
-        for unit, real, size in zip(_STREAMS.values(), valid, padded, strict=True):
+        for unit, real, size in zip(_STREAMS.values(), valid, padded):  # captions are not counted
             self.counts.update({f"valid_{unit}": real, f"padded_{unit}": rows * size})
 
     def exclude_time(self, seconds: float) -> None:

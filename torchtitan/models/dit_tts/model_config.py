@@ -35,7 +35,7 @@ _SIZES = (
     *("dim", "n_layers", "n_heads", "mlp_dim", "adaln_rank", "timestep_dim"),
     *("speaker_dim", "speaker_n_layers", "speaker_n_heads", "speaker_mlp_dim"),
     *("speaker_partial_patches", "speaker_bidirectional"),
-    *("text_mlp_dim", "text_projection", "rope_theta", "norm_eps"),
+    *("caption_n_layers", "text_mlp_dim", "text_projection", "rope_theta", "norm_eps"),
 )
 """Fields of `DiTTTSModelArgs` that [model] sizes may change: no other key decides them"""
 
@@ -114,6 +114,7 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
         self.speaker_patch_size = job_config.data.speaker_patch_size
         self.attention = job_config.attention.backend
         self.text_positions = job_config.model.text_positions
+        self.max_caption_tokens = job_config.data.max_caption_tokens
         self.lora_rank = job_config.lora.rank
         self.teacher_passes = job_config.distill.passes
         degree, flavor = job_config.parallelism.tensor_parallel_degree, job_config.model.flavor

@@ -143,8 +143,10 @@ def test_noise_is_keyed_by_seed_and_request():
 
 ODD_HEADS = dict(dim=24, n_heads=3, speaker_patch_size=1)
 PARTIAL_PATCHES = dict(speaker_bidirectional=True, speaker_patch_size=3)
+CAPTIONS = dict(max_caption_tokens=9, speaker_bidirectional=True)
 CASES = [
     ({}, {"rescale_k": 1.5}),
+    (CAPTIONS, {"caption_scale": 2.0, "speaker_kv_scale": 1.5}),
     ({}, {"solver": "midpoint"}),
     (ODD_HEADS, {"solver": "heun", "schedule": "sway", "guidance": "alternating"}),
     (
@@ -169,7 +171,7 @@ CASES = [
         *(
             pytest.param(*case, True, marks=pytest.mark.slow)
             for case in CASES
-            if case[0] in (ODD_HEADS, PARTIAL_PATCHES)
+            if case[0] in (ODD_HEADS, PARTIAL_PATCHES, CAPTIONS)
         ),
     ],
     ids=str,
@@ -187,8 +189,13 @@ def test_each_request_is_said_as_it_is_alone(sizes, settings, compiled):
     check_sampling(sampling)
     draw = torch.Generator().manual_seed(2)
     requests = [
-        SpeechRequest(text, torch.randn(frames, 8, generator=draw), 4 + frames)
-        for text, frames in (("nine frames", 9), ("four", 4), ("two here", 2), ("none", 0))
+        SpeechRequest(text, torch.randn(frames, 8, generator=draw), 4 + frames, metadata)
+        for text, frames, metadata in (
+            ("nine frames", 9, {"caption": "calm and very old"}),
+            ("four", 4, {}),
+            ("two here", 2, {"caption": "old"}),
+            ("none", 0, {"caption": "wild"}),
+        )
     ]
     alone = [generate([each], sampling, model=model, **more)[0] for each in requests]
     plain = generate(requests, model=model, **more)
@@ -224,7 +231,7 @@ def test_a_cpu_computes_no_padded_frame():
 
 def test_the_speakers_keys_and_values_are_scaled_alone():
     keys = guided_keys(
-        *(torch.ones(1, n, dtype=bool) for n in (3, 2, 2)), [(True, True)], torch.float, 2.0
+        [torch.ones(1, n, dtype=bool) for n in (3, 2, 2)], [(True, True)], torch.float, 2.0
     )
     streams = [torch.randn(1, n, 2, 4) for n in (3, 2, 2)]
     values = [torch.randn(1, n, 2, 4) for n in (3, 2, 2)]

@@ -67,6 +67,9 @@ class Objective:
     speaker_dropout: Fraction = 0.1
     """Fraction of samples whose speaker keys are hidden"""
 
+    caption_dropout: Fraction = 0.1
+    """Fraction of samples whose caption is hidden"""
+
     loss_on_padding: bool = False
     """Includes the padding after the end (zero latents) in the loss, so that the model learns where to stop; the
     padded frames are then visible to it"""
@@ -126,9 +129,12 @@ class Sampling:
     speaker_scale: float = 0.0
     """Guidance towards the speaker"""
 
+    caption_scale: float = 0.0
+    """Guidance towards the caption, of texts that have one"""
+
     guidance: Literal["independent", "joint", "alternating"] = "independent"
-    """Guides away from a branch without text and one without speaker (independent); from one without both (joint); or
-    from each in turn, interval by interval (alternating)"""
+    """Guides away from branches without text, without speaker and without caption (independent); from one without all
+    (joint); or from each in turn, interval by interval (alternating)"""
 
     min_t: Fraction = 0.5
     """Guidance is applied in intervals that begin in (min_t, max_t]"""

@@ -12,6 +12,7 @@ FIGURES: dict[str, tuple[str, str, bool | None]] = {
     "gap": ("gap", "+.4f", None),
     "text_gain": ("text gain", ".4f", True),
     "speaker_gain": ("speaker gain", ".4f", True),
+    "caption_gain": ("caption gain", ".4f", True),
     "seconds_error": ("error of lengths in seconds", ".3f", False),
     "within_10_percent": ("lengths within 10 %", ".0%", True),
     "wer": ("WER", ".1%", False),
@@ -61,7 +62,8 @@ def measured_figures(config: JobConfig) -> set[str]:
     if config.model.flavor == DURATION_FLAVOR:
         losses += ["seconds_error", "within_10_percent"]
     found |= {f"{name}{end}" for name in losses for end in ("", *times, "_raw", *averages)}
-    for name in ("text_gain", "speaker_gain"):
+    gains = ["text_gain", "speaker_gain"] + ["caption_gain"] * (config.data.max_caption_tokens > 0)
+    for name in gains:
         found |= {f"{name}{end}" for end in ("", *times)}
     if samples.freq:
         found |= {"wer", "cer"} if samples.recognizer else set()

@@ -47,6 +47,8 @@ class Collator:
     speaker           (B, R, C) float32   reference latents, R of them from a drawn start if there are
                                           more, zero at padding
     speaker_frames    (B,) int64          valid ones of them
+    caption_ids       (B, C) int64        with `caption_tokens` C > 0 only, zero at padding
+    caption_tokens    (B,) int64          valid ones of them
     sample_id         list of B str       `shard:key`
     global_batch      () int64            number of the global batch, from 0
     row               (B,) int64          row in the global batch
@@ -63,6 +65,7 @@ class Collator:
         references: draws references, at random or fixed ones; None: those that are stored.
         pin_memory: page-locked tensors, for asynchronous copies to a GPU.
         verbatim_fraction: of draws that take a sample's verbatim text; of no use without an order.
+        caption_tokens: C, places for a caption.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Collator:
         references: DrawnReferences | FixedReferences | None = None,
         pin_memory: bool = False,
         verbatim_fraction: float = 0.0,
+        caption_tokens: int = 0,
     ):
         self.row_loader = row_loader
         self.shapes = shapes
@@ -80,6 +84,7 @@ class Collator:
         self.references = references
         self.pin_memory = pin_memory
         self.verbatim_fraction = verbatim_fraction
+        self.caption_tokens = caption_tokens
         self._closed = False
 
     def close(self) -> None:
@@ -97,16 +102,25 @@ class Collator:
         arrays = self._arrays(rows, T, R)
         text_ids = np.full((rows, L), self.row_loader.tokenizer.pad_id, np.int64)
         positions = np.empty((rows, L), np.float32)
+        captions = np.zeros((rows, self.caption_tokens), np.int64)
         parts = zip(*(array.numpy() for array in arrays.values()))
         fetched = self.row_loader.fetch(planned)
         loaded = [
             self._load(batch, row, fetched, into)
-            for row, into in zip(planned, map(Target, parts, text_ids, positions), strict=True)
+            for row, into in zip(
+                planned, map(Target, parts, text_ids, positions, captions), strict=True
+            )
         ]
         self.row_loader.corrupt_samples.reads += rows
         frames = np.array([each.frames for each in loaded])
         labels = np.where(np.arange(T) < frames[:, None], np.int64(0), np.int64(IGNORE_INDEX))
         inputs = self._inputs(batch, loaded, rows, text_ids, positions) | arrays
+        if self.caption_tokens:
+            lengths = np.array([each.caption_tokens for each in loaded])
+            inputs |= {
+                "caption_ids": self._tensor(captions),
+                "caption_tokens": self._tensor(lengths),
+            }
         replaced = sum(row.sample != each.row.sample for row, each in zip(planned, loaded))
         return inputs | {"replaced": replaced}, self._tensor(labels)
 
@@ -229,6 +243,7 @@ class PackedCollator(Collator):
         text_ids = np.full((1, L), loader.tokenizer.pad_id, np.int64)
         positions = np.full((1, L), -1, np.float32)
         ids, places = np.empty(longest[1], np.int64), np.empty(longest[1], np.float32)
+        no_caption = np.empty(0, np.int64)
         fetched = loader.fetch(planned)
         # What a corrupt sample has written, the next one overwrites.
         loaded: list[Loaded] = []
@@ -240,7 +255,7 @@ class PackedCollator(Collator):
                 arrays[each.entry][0, ends[each.length] : ends[each.length] + sizes[each.length]]
                 for each in members.ARRAYS
             ]
-            into = Target([part.numpy() for part in of_row], ids, places)
+            into = Target([part.numpy() for part in of_row], ids, places, no_caption)
             try:
                 loaded.append(found := loader.load(row, fetched, into))
             except CorruptSampleError as error:
@@ -282,6 +297,13 @@ class PackedCollator(Collator):
         ]
 
 
+def trim_captions(batch: dict[str, Any]) -> None:
+    """`trim_padding` of captions alone."""
+    if "caption_ids" in batch:
+        longest = max(1, int(batch["caption_tokens"].max()))
+        batch["caption_ids"] = batch["caption_ids"][:, : round_up(longest, ALIGNMENT)]
+
+
 def trim_padding(batch: dict[str, Any], labels: torch.Tensor) -> torch.Tensor:
     """Cuts off the padding that all rows share, for runs whose shapes need not be static: replaces the tensors of a
     batch by views that end with the longest row's length, rounded up to `ALIGNMENT`. Returns the labels' view."""
@@ -293,4 +315,5 @@ def trim_padding(batch: dict[str, Any], labels: torch.Tensor) -> torch.Tensor:
     for name, end in (ends | {"text_ids": L, "text_positions": L}).items():
         if name in batch:
             batch[name] = batch[name][:, :end]
+    trim_captions(batch)
     return labels[:, :T]

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from torchtitan.models.dit_tts.files import nfc
+
 
 @dataclass(frozen=True)
 class ArrayMember:
@@ -50,6 +52,8 @@ REFERENCE_PARTS = "reference_parts"
 """in the JSON of a reference that joins recordings, as of the speakers of several turns: frames of each"""
 VERBATIM = "text_verbatim"
 """in the JSON: the text with every hesitation and repetition, which may stand in for "text" in training"""
+CAPTION = "caption"
+"""in the JSON: the voice and its manner in words, such as "a calm old woman, close to the microphone" """
 WEIGHT = "weight"
 """in the JSON: how often the sample is drawn, relative to others of its dataset; 1 where there is none"""
 LABELS = ("speaker", "language", "quality", "class")
@@ -117,6 +121,13 @@ def text_of(metadata: Mapping[str, Any], verbatim: bool) -> str:
     """A sample's text, or its verbatim text where that is asked for and there is one."""
     found = metadata.get(VERBATIM) if verbatim else None
     return found if found and isinstance(found, str) else metadata["text"]
+
+
+def caption_ids(metadata: Mapping[str, Any]) -> np.ndarray:
+    """(n,) uint8: a sample's caption in UTF-8, whatever the units of its text are; (0,) where it has none."""
+    value = metadata.get(CAPTION)
+    text = " ".join(nfc(value).split()) if isinstance(value, str) else ""
+    return np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
 
 
 def weight_of(metadata: Mapping[str, Any]) -> float:

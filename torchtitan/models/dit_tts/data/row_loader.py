@@ -78,20 +78,23 @@ class Row(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where a row is written: arrays in the order of `members.ARRAYS`, (T or R, width), text_ids and positions (L,)."""
+    """Where a row is written: arrays in the order of `members.ARRAYS`, (T or R, width), text_ids and positions (L,), and
+    caption_ids (C,)."""
 
     arrays: Sequence[np.ndarray]
     text_ids: np.ndarray
     positions: np.ndarray
+    caption_ids: np.ndarray
 
 
 class Loaded(NamedTuple):
-    """A row that was written, and how many of its frames, reference frames and tokens are valid."""
+    """A row that was written, and how many of its frames, reference frames, tokens and bytes of the caption are valid."""
 
     row: Row
     frames: int
     speaker_frames: int
     tokens: int
+    caption_tokens: int
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,9 @@ class RowLoader:
         if self.tokenizer.aligner is not None:
             aligned = self._aligned_frames(sample, row.verbatim, text, loaded.latents)
             into.positions[:tokens] = self.tokenizer.text_positions(text, aligned)
-        return Loaded(row, frames, speaker_frames, tokens)
+        caption = members.caption_ids(loaded.metadata)[: len(into.caption_ids)]
+        into.caption_ids[: len(caption)] = caption
+        return Loaded(row, frames, speaker_frames, tokens, len(caption))
 
     def _check_speakers(
         self, sample: int, loaded: LoadedSample, speaker_frames: int, is_drawn: bool

@@ -31,7 +31,7 @@ class Distillation:
 
     def mean_velocity(
         self,
-        denoise: Callable[[torch.Tensor, torch.Tensor, bool, bool], torch.Tensor],
+        denoise: Callable[..., torch.Tensor],
         latents: torch.Tensor,
         t: torch.Tensor,
         packed: Stream | None = None,
@@ -39,7 +39,7 @@ class Distillation:
         """The teacher's mean velocity (B, T, C) from latents (B, T, C) at times t (B,) to the ends of their intervals.
 
         Args:
-            denoise: (latents, t, whether text and speaker are seen) to the teacher's velocity.
+            denoise: (latents, t, whether text, speaker and caption are seen) to the teacher's velocity.
             packed: where the B samples are that stand in one row, (1, T, C).
         """
 
@@ -56,7 +56,7 @@ class Distillation:
             now = t - width * (number / self.steps)
 
             def network(
-                rows: torch.Tensor, copies: tuple[tuple[bool, bool], ...], t: torch.Tensor = now
+                rows: torch.Tensor, copies: tuple[tuple[bool, ...], ...], t: torch.Tensor = now
             ) -> torch.Tensor:
                 # One after another: in training's shapes, which are compiled, and packed rows stay single.
                 parts = zip(rows.chunk(len(copies)), copies, strict=True)

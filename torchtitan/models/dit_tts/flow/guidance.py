@@ -7,8 +7,8 @@ import torch
 
 from torchtitan.models.dit_tts.config.job_config import Sampling
 
-Network = Callable[[torch.Tensor, tuple[tuple[bool, bool], ...]], torch.Tensor]
-"""(latents (N·B, T, C), whether each of the N copies has text and speaker) to velocity (N·B, T, C)."""
+Network = Callable[[torch.Tensor, tuple[tuple[bool, ...], ...]], torch.Tensor]
+"""(latents (N·B, T, C), whether each of the N copies has text, speaker and caption) to velocity (N·B, T, C)."""
 
 
 class Branch(NamedTuple):
@@ -19,6 +19,7 @@ class Branch(NamedTuple):
 
     has_text: bool
     has_speaker: bool
+    has_caption: bool = True
 
 
 def is_guided(sampling: Sampling, t: Any) -> Any:
@@ -31,17 +32,21 @@ def is_guided(sampling: Sampling, t: Any) -> Any:
 def branches_of(sampling: Sampling, step: int = 0) -> tuple[Branch, ...]:
     """The branches of a guided step; none with scale 0.
 
-    independent: one without the text, one without the speaker.
-    joint: one without both; their scales are equal.
-    alternating: without the text in even steps, without the speaker in odd ones. As in Irodori-TTS the scales
-        stay, so each condition is guided half as much.
+    independent: one without the text, one without the speaker, one without the caption.
+    joint: one without all of them; their scales are equal.
+    alternating: without the text, the speaker and, where it is guided, the caption in turn. As in Irodori-TTS the
+        scales stay, so each condition is guided less.
     """
-    text = Branch(sampling.text_scale, has_text=False, has_speaker=True)
-    speaker = Branch(sampling.speaker_scale, has_text=True, has_speaker=False)
+    every = (
+        Branch(sampling.text_scale, has_text=False, has_speaker=True),
+        Branch(sampling.speaker_scale, has_text=True, has_speaker=False),
+        Branch(sampling.caption_scale, has_text=True, has_speaker=True, has_caption=False),
+    )
+    turns = every if sampling.caption_scale else every[:2]
     chosen = {
-        "independent": (text, speaker),
-        "joint": (Branch(sampling.text_scale, has_text=False, has_speaker=False),),
-        "alternating": ((text, speaker)[step % 2],),
+        "independent": every,
+        "joint": (Branch(sampling.text_scale, False, False, False),),
+        "alternating": (turns[step % len(turns)],),
     }[sampling.guidance]
     return tuple(branch for branch in chosen if branch.scale != 0.0)
 
@@ -56,7 +61,7 @@ def guided_velocity(
 ) -> torch.Tensor:
     """v + Σ scale·(v - v_branch) (B, T, C): classifier-free guidance (Ho and Salimans 2022) with conditions scaled one by
     one. `network` sees (1 + branches)·B rows."""
-    copies = ((True, True), *((branch.has_text, branch.has_speaker) for branch in branches))
+    copies = ((True, True, True), *(branch[1:] for branch in branches))
     outputs = network(latents.repeat(len(copies), 1, 1), copies)
     conditional, *unconditional = outputs.chunk(len(copies))
     velocity = conditional

@@ -15,7 +15,7 @@ from torchtitan.models.dit_tts.flow.counter_rng import normal, permuted, stream_
 from torchtitan.models.dit_tts.flow.duration import relative_error_sums
 from torchtitan.models.dit_tts.streams import Stream
 
-_NOISE, _TIME, _TEXT_DROPOUT, _SPEAKER_DROPOUT, _STRATA = range(5)
+_NOISE, _TIME, _TEXT_DROPOUT, _SPEAKER_DROPOUT, _STRATA, _CAPTION_DROPOUT = range(6)
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,14 @@ class NoisyBatch:
 
     keep_speaker: torch.Tensor
     """(B,) bool, false where the speaker is dropped"""
+
+    keep_caption: torch.Tensor
+    """(B,) bool, false where the caption is dropped"""
+
+    @property
+    def keep(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of text, speaker and caption."""
+        return self.keep_text, self.keep_speaker, self.keep_caption
 
 
 @dataclass
@@ -93,6 +101,7 @@ class FlowMatching(Objective):
             target=target,
             keep_text=uniform(keys(_TEXT_DROPOUT)) >= self.text_dropout,
             keep_speaker=uniform(keys(_SPEAKER_DROPOUT)) >= self.speaker_dropout,
+            keep_caption=uniform(keys(_CAPTION_DROPOUT)) >= self.caption_dropout,
         )
 
     def add_noise_at(

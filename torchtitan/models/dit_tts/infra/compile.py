@@ -51,7 +51,7 @@ def stacks(model: nn.Module, components: Sequence[str]) -> list[nn.ModuleList]:
     """The stacks of blocks of [compile] components; a frozen text encoder is outside the model."""
     found = [cast(nn.ModuleList, model.layers)] if "model" in components else []
     if "encoders" in components:
-        for encoder in (model.speaker_encoder, model.text_encoder):
+        for encoder in (model.speaker_encoder, model.text_encoder, model.caption_encoder):
             if isinstance(encoder, (SpeakerEncoder, ByteEncoder)):
                 found.append(encoder.layers)
         found += _pretrained_stacks(model)

@@ -138,6 +138,8 @@ def _units(model: DiTTTSModel) -> Iterator[nn.Module]:
     if isinstance(model.text_encoder, nn.Module):
         yield model.text_encoder
     yield model.speaker_encoder
+    if model.caption_encoder is not None:
+        yield model.caption_encoder
     yield from model.layers
 
 

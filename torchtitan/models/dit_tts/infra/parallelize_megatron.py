@@ -101,7 +101,10 @@ def apply_tensor_parallel(
                 split[parameter] = nn.Parameter(value, parameter.requires_grad)
             module._parameters[name] = split[parameter]
         compute_locally(module)
-    for stream in (model.text_norm, model.speaker_encoder.norm):
+    streams = [model.text_norm, model.speaker_encoder.norm]
+    if model.caption_encoder is not None:
+        streams.append(model.caption_encoder.norm)
+    for stream in streams:
         _sum_gradients_of(stream, group_of(group))
     model.rotated = rotated_groups(model.args.n_heads, mesh.size(), mesh.get_local_rank())
 

@@ -81,6 +81,15 @@ class DiTTTSModelArgs(BaseModelArgs):
     """True if a linear layer and a norm bring the text features to `speaker_dim`; false: the text keys read the
     learned encoder's features"""
 
+    max_caption_tokens: int = 0
+    """Longest caption, which a learned encoder as wide as the speaker's reads; 0: there is none"""
+
+    caption_vocab_size: int = 256
+    """Ids of the caption encoder"""
+
+    caption_n_layers: int = 2
+    """Blocks of the caption encoder"""
+
     text_encoder: Callable[[], nn.Module] | None = None
     """Builds the pretrained text encoder that is trained inside the model; None: there is none, and without a
     learned one the features come from outside"""

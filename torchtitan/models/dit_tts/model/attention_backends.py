@@ -1,6 +1,6 @@
 """Backends of the decoder's joint attention.
 
-A batch's keys are [self ‖ text ‖ speaker]. Each stream is padded on the right and a condition may be dropped,
+A batch's keys are [self ‖ text ‖ speaker], with a caption behind the speaker's. Each stream is padded on the right and a condition may be dropped,
 so the valid keys have gaps. Queries are the frames; the output at padded frames is finite and never read.
 `prepare_keys` converts the mask to the form that the kernel needs, once per step and without a host sync.
 
@@ -139,11 +139,11 @@ def _varlen_kernel(q: torch.Tensor) -> Callable[..., torch.Tensor]:
 
 
 class GuidedKeys(NamedTuple):
-    """For samplers: N copies of a batch of B rows, each with or without text and speaker. A copy attends to
-    the keys that it has; all copies share the B rows of text and speaker."""
+    """For samplers: N copies of a batch of B rows, each with or without text, speaker and caption. A copy attends to
+    the keys that it has; all copies share the B rows of the conditions."""
 
-    copies: tuple[tuple[bool, bool], ...]
-    """whether each copy has (text, speaker)"""
+    copies: tuple[tuple[bool, ...], ...]
+    """whether each copy has (text, speaker, caption)"""
 
     masks: tuple[torch.Tensor | None, ...]
     """as `MaskedKeys.mask`, over the keys of each copy; None: all are valid"""
@@ -152,13 +152,21 @@ class GuidedKeys(NamedTuple):
     """factor of the speaker's keys and values; None: 1"""
 
     lengths: tuple[tuple[int, ...], ...] | None = None
-    """valid frames, text tokens and patches of each of the B rows; then the queries, and their own keys and values,
+    """valid frames, text tokens, patches and bytes of the caption of each of the B rows; then the queries, and their own keys and values,
     are (1, N·frames, H, K), the rows of each copy one behind the other without padding. None: they are padded"""
 
+    patches: int | None = None
+    """of the reference among the speaker's keys, behind which those of the caption stand; None: there are none"""
+
     def attend(self, q: torch.Tensor, keys: Streams, values: Streams) -> torch.Tensor:
+        if self.patches is not None:
+            keys, values = (
+                (*streams[:2], streams[2][:, : self.patches], streams[2][:, self.patches :])
+                for streams in (keys, values)
+            )
         if self.speaker_scale is not None:
-            keys = (*keys[:2], keys[2] * self.speaker_scale)
-            values = (*values[:2], values[2] * self.speaker_scale)
+            keys = (*keys[:2], keys[2] * self.speaker_scale, *keys[3:])
+            values = (*values[:2], values[2] * self.speaker_scale, *values[3:])
         if self.lengths is not None:
             return self._attend_packed(q, keys, values, self.lengths)
         attended = []
@@ -223,27 +231,25 @@ def _additive(valid: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def guided_keys(
-    frame_mask: torch.Tensor,
-    text_mask: torch.Tensor,
-    speaker_mask: torch.Tensor,
-    copies: Sequence[tuple[bool, bool]],
+    streams: Sequence[torch.Tensor],
+    copies: Sequence[tuple[bool, ...]],
     dtype: torch.dtype,
     speaker_scale: float = 1.0,
 ) -> GuidedKeys:
-    """Keys of a sampler, from the masks (B, T), (B, L), (B, P) of one copy, whose valid keys come first in each row.
-    Waits for the device; to be called once for all steps of the same copies and scale."""
+    """Keys of a sampler, from the masks (B, T), (B, L), (B, P) and, with captions, (B, C) of one copy, whose valid keys
+    come first in each row. Waits for the device; to be called once for all steps of the same copies and scale."""
     masks: list[torch.Tensor | None] = []
     for copy in copies:
-        chosen = [frame_mask, *itertools.compress((text_mask, speaker_mask), copy)]
+        chosen = [streams[0], *itertools.compress(streams[1:], copy)]
         valid = torch.cat(chosen, dim=1)
         masks.append(None if valid.all() else _additive(valid, dtype))
     scale = None if speaker_scale == 1.0 else speaker_scale
-    streams = (frame_mask, text_mask, speaker_mask)
     lengths: tuple[tuple[int, ...], ...] | None = None
     if any(mask is not None for mask in masks):
         assert all((mask[:, 1:] <= mask[:, :-1]).all() for mask in streams), "a gap in the keys"
         lengths = tuple(zip(*(mask.sum(1).tolist() for mask in streams)))
-    return GuidedKeys(tuple(copies), tuple(masks), scale, lengths)
+    patches = streams[2].shape[1] if len(streams) > 3 else None
+    return GuidedKeys(tuple(copies), tuple(masks), scale, lengths, patches)
 
 
 def choose_backend(backend: str, device: torch.device, dtype: torch.dtype) -> str:

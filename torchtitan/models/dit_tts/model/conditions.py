@@ -1,7 +1,7 @@
-"""The encoders of text and speaker with which every network of the family begins, and initial weights."""
+"""The encoders of text, speaker and caption with which every network of the family begins, and initial weights."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,13 +12,13 @@ from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.encoders import ByteEncoder, SpeakerEncoder
 from torchtitan.models.dit_tts.model.initialization import initialize
 from torchtitan.models.dit_tts.model.layers import RMSNorm, embedding
-from torchtitan.models.dit_tts.streams import PackedStreams, valid_mask
+from torchtitan.models.dit_tts.streams import PackedStreams, Stream, valid_mask
 from torchtitan.protocols.model import ModelProtocol
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """Encoded text and speaker of a batch, from which the decoder's keys and values are computed."""
+    """Encoded text, speaker and caption of a batch, from which the decoder's keys and values are computed."""
 
     text: torch.Tensor
     """(B, L, c)"""
@@ -27,7 +27,7 @@ class Conditions:
     """(B, L) bool"""
 
     speaker: torch.Tensor
-    """(B, P, s)"""
+    """(B, P, s), or (B, P + C, s) with the caption behind the reference"""
 
     speaker_mask: torch.Tensor
     """(B, P) bool"""
@@ -35,6 +35,28 @@ class Conditions:
     text_positions: torch.Tensor | None = None
     """(B, L) float32: position of each token's middle in the speech, in (0, 1); -1 for tokens that
     are not text. For [model] text_positions = "aligned" only"""
+
+    caption_mask: torch.Tensor | None = None
+    """(B, C) bool; None of a model without captions"""
+
+    @property
+    def masks(self) -> tuple[torch.Tensor, ...]:
+        """Of text, speaker and, where the model takes one, caption."""
+        caption = () if self.caption_mask is None else (self.caption_mask,)
+        return self.text_mask, self.speaker_mask, *caption
+
+    def kept(
+        self, keep: Sequence[torch.Tensor | None], packed: PackedStreams | None = None
+    ) -> list[torch.Tensor]:
+        """`masks` without the rows, or `packed` samples, for which `keep` (B,) of the condition is false; None keeps
+        all."""
+        streams: Sequence[Stream | None] = (None,) * len(keep) if packed is None else packed[1:]
+        found = []
+        for mask, of_mask, stream in zip(self.masks, keep, streams):
+            if of_mask is not None:
+                mask = mask & (of_mask[:, None] if stream is None else of_mask[stream.segment])
+            found.append(mask)
+        return found
 
 
 def condition_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,7 +74,12 @@ def condition_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
         size = len(patch) // len(packed.patches.segment)
         segment, position = (each[patch // size] for each in packed.patches[:2])
         speaker_mask = (position * size + patch % size < batch["speaker_frames"][segment])[None]
+    found = {}
+    if (caption := batch.get("caption_ids")) is not None:
+        mask = valid_mask(batch["caption_tokens"], caption.shape[1])
+        found = {"caption_ids": caption, "caption_mask": mask}
     return {
+        **found,
         "text_ids": text,
         "text_mask": text_mask,
         "speaker": speaker,
@@ -66,7 +93,7 @@ def condition_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 class ConditionedModel(ModelProtocol):
     denoise: Callable[..., torch.Tensor]
-    """(latents, t, frame_mask, conditions, keep_text, keep_speaker, packed) to the output of `forward`"""
+    """(latents, t, frame_mask, conditions, keep_text, keep_speaker, keep_caption, packed) to the output of `forward`"""
 
     def __init__(self, args: DiTTTSModelArgs):
         super().__init__(args)
@@ -74,7 +101,8 @@ class ConditionedModel(ModelProtocol):
         # A pretrained one has the interface of `text.text_encoder.PretrainedTextEncoder`.
         self.text_encoder: Any = None
         if args.text_vocab_size:
-            self.text_encoder = ByteEncoder(args)
+            size = args.text_dim, args.text_n_heads, args.text_mlp_width
+            self.text_encoder = ByteEncoder(args, args.text_vocab_size, args.text_n_layers, *size)
         elif args.text_encoder is not None:
             self.text_encoder = args.text_encoder()
         self.condition_embedding = (
@@ -86,6 +114,11 @@ class ConditionedModel(ModelProtocol):
             self.text_input = nn.Linear(args.text_dim, args.speaker_dim)
             self.text_norm = RMSNorm(args.speaker_dim, args.norm_eps)
         self.speaker_encoder = SpeakerEncoder(args)
+        self.caption_encoder: ByteEncoder | None = None
+        if args.max_caption_tokens:
+            sizes = args.caption_vocab_size, args.caption_n_layers
+            as_wide = args.speaker_dim, args.speaker_n_heads, args.speaker_mlp_dim
+            self.caption_encoder = ByteEncoder(args, *sizes, *as_wide)
         # Sharding replaces it by a function that writes a rank's part of a full value.
         self.write_parameter: Callable[[nn.Parameter, torch.Tensor], Any] = torch.Tensor.copy_
 
@@ -118,8 +151,10 @@ class ConditionedModel(ModelProtocol):
         text_rows: Any = None,
         text_positions: torch.Tensor | None = None,
         packed: PackedStreams | None = None,
+        caption_ids: torch.Tensor | None = None,
+        caption_mask: torch.Tensor | None = None,
     ) -> Conditions:
-        """Encodes text and speaker.
+        """Encodes text, speaker and caption.
 
         Args:
             text_ids, text_mask: (B, L), the mask true where there is a token.
@@ -128,6 +163,7 @@ class ConditionedModel(ModelProtocol):
             text_rows: packing of the texts for a pretrained encoder inside the model.
             text_positions: as in `Conditions`.
             packed: where the samples are that stand in one row, B = 1.
+            caption_ids, caption_mask: (B, C), for a model that takes captions.
         """
         text = self._text_features(text_ids, text_mask, text_features, text_rows, packed)
         if self.args.text_projection:
@@ -135,7 +171,11 @@ class ConditionedModel(ModelProtocol):
         text = self.text_norm(self.text_input(text))
         patches = packed and packed.patches
         speaker, speaker_mask = self.speaker_encoder(speaker, speaker_mask, patches)
-        return Conditions(text, text_mask, speaker, speaker_mask, text_positions)
+        if self.caption_encoder is not None:
+            assert caption_ids is not None and caption_mask is not None
+            caption = self.caption_encoder(caption_ids, caption_mask)
+            speaker = torch.cat([speaker, caption.to(speaker.dtype)], dim=1)
+        return Conditions(text, text_mask, speaker, speaker_mask, text_positions, caption_mask)
 
     def forward(
         self,
@@ -144,6 +184,7 @@ class ConditionedModel(ModelProtocol):
         frame_mask: torch.Tensor,
         keep_text: torch.Tensor | None = None,
         keep_speaker: torch.Tensor | None = None,
+        keep_caption: torch.Tensor | None = None,
         packed: PackedStreams | None = None,
         **conditions: Any,
     ) -> torch.Tensor:
@@ -153,7 +194,7 @@ class ConditionedModel(ModelProtocol):
             latents: (B, T, C) noisy latents.
             t: (B,) time in [0, 1], 1 is noise.
             frame_mask: (B, T) bool, true at frames of the utterance.
-            keep_text, keep_speaker: (B,) bool, false hides that condition; None keeps all.
+            keep_text, keep_speaker, keep_caption: (B,) bool, false hides that condition; None keeps all.
             packed: where samples are that stand one behind the other in a single row, B = 1. Then t,
                 keep_text and keep_speaker are of the samples, (S,).
             conditions: the other arguments of `encode_conditions`.
@@ -165,7 +206,7 @@ class ConditionedModel(ModelProtocol):
         # gathered already, so the plain functions of the class are called.
         encoded = ConditionedModel.encode_conditions(self, packed=packed, **conditions)
         return type(self).denoise(
-            self, latents, t, frame_mask, encoded, keep_text, keep_speaker, packed
+            self, latents, t, frame_mask, encoded, keep_text, keep_speaker, keep_caption, packed
         )
 
     def _text_features(

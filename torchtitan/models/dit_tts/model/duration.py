@@ -41,8 +41,8 @@ class DurationBlock(WithOperations):
 
 
 class DurationModel(ConditionedModel):
-    """log Σ exp(log frames of each token), from the encoded text and the mean of the encoded speaker, or zero
-    without one. It trains in place of `DiTTTSModel`, so `denoise` has the same arguments.
+    """log Σ exp(log frames of each token), from the encoded text and the mean of the encoded speaker and caption, or
+    zero without them. It trains in place of `DiTTTSModel`, so `denoise` has the same arguments.
     """
 
     def __init__(self, args: DiTTTSModelArgs):
@@ -60,22 +60,25 @@ class DurationModel(ConditionedModel):
         conditions: Conditions,
         keep_text: torch.Tensor | None = None,
         keep_speaker: torch.Tensor | None = None,
+        keep_caption: torch.Tensor | None = None,
         packed: None = None,
     ) -> torch.Tensor:
         """`log_frames`, which does not depend on the utterance."""
-        return DurationModel.log_frames(self, conditions, keep_speaker)
+        return DurationModel.log_frames(self, conditions, keep_speaker, keep_caption)
 
     def log_frames(
-        self, conditions: Conditions, keep_speaker: torch.Tensor | None = None
+        self,
+        conditions: Conditions,
+        keep_speaker: torch.Tensor | None = None,
+        keep_caption: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """(B,) float32: logarithm of the latent frames. `keep_speaker`: (B,) bool, false hides the
-        speaker; None keeps all.
+        """(B,) float32: logarithm of the latent frames. `keep_speaker`, `keep_caption`: (B,) bool, false hides
+        that condition; None keeps all.
         """
         mask = conditions.text_mask.clone()
         mask[:, 0] = True  # the sum over an empty text needs a term
-        spoken = conditions.speaker_mask
-        if keep_speaker is not None:
-            spoken = spoken & keep_speaker[:, None]
+        _, *kept = conditions.kept((None, keep_speaker, keep_caption))
+        spoken = torch.cat(kept, dim=1)
         voice = torch.where(spoken[..., None], conditions.speaker, 0.0).sum(1)
         voice = voice / spoken.sum(1, keepdim=True).clamp(min=1)
         x = self.input(conditions.text)

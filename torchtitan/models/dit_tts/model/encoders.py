@@ -96,19 +96,20 @@ def _with_mean(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch
 
 
 class ByteEncoder(nn.Module):
-    """Learned text encoder: ids (B, L) and mask (B, L) to features (B, L, D).
+    """Learned encoder of texts or captions: ids (B, L) and mask (B, L) to features (B, L, D).
 
-    Features at padded positions are undefined; the decoder masks them.
+    Features at padded positions are undefined; the decoder masks them. `sizes`: number of ids, blocks, D, heads and
+    hidden width of the MLP.
     """
 
-    def __init__(self, args: DiTTTSModelArgs):
+    def __init__(self, args: DiTTTSModelArgs, *sizes: int):
         super().__init__()
-        dim, n_heads = args.text_dim, args.text_n_heads
+        n_ids, n_layers, dim, n_heads, mlp_dim = sizes
         self.head_dim = dim // n_heads
         self.rope_theta = args.rope_theta
-        self.embedding = embedding(args.text_vocab_size, dim)
+        self.embedding = embedding(n_ids, dim)
         self.layers = nn.ModuleList(
-            EncoderBlock(args, dim, n_heads, args.text_mlp_width) for _ in range(args.text_n_layers)
+            EncoderBlock(args, dim, n_heads, mlp_dim) for _ in range(n_layers)
         )
         self.norm = RMSNorm(dim, args.norm_eps)
 

@@ -20,16 +20,18 @@ class Lengths:
     speaker_frames: int
     """before patching"""
 
+    caption_tokens: int = 0
+
 
 @dataclass(frozen=True)
 class MicroBatch:
     """Sizes of one rank's micro-batch."""
 
-    shape: tuple[int, int, int, int]
-    """padded (rows, frames, text tokens, speaker frames)"""
+    shape: tuple[int, ...]
+    """padded (rows, frames, text tokens, speaker frames) and, with captions, their tokens"""
 
-    lengths: Sequence[tuple[int, int, int]]
-    """real frames, text tokens and speaker frames of each sample"""
+    lengths: Sequence[tuple[int, ...]]
+    """real frames, text tokens, speaker frames and, with captions, their tokens of each sample"""
 
     text_rows: Sequence[tuple[int, int]] = ()
     """(rows, tokens) of each pass through a pretrained text encoder"""
@@ -45,11 +47,13 @@ def _encoder_blocks(n_layers: int, length: int, dim: int, mlp_dim: int) -> int:
 def learned_encoders(
     args: DiTTTSModelArgs, lengths: Lengths
 ) -> Iterator[tuple[int, int, int, int]]:
-    """(blocks, positions, width, MLP width) of the speaker encoder and of a learned text encoder."""
+    """(blocks, positions, width, MLP width) of the speaker encoder, and of learned encoders of text and caption."""
     c, width = args.speaker_dim, args.text_dim
     yield args.speaker_n_layers, _speaker_patches(args, lengths), c, args.speaker_mlp_dim
     if args.text_vocab_size:
         yield args.text_n_layers, lengths.text_tokens, width, args.text_mlp_width
+    if args.max_caption_tokens:
+        yield args.caption_n_layers, lengths.caption_tokens, c, args.speaker_mlp_dim
 
 
 def _speaker_patches(args: DiTTTSModelArgs, lengths: Lengths) -> int:
@@ -57,8 +61,9 @@ def _speaker_patches(args: DiTTTSModelArgs, lengths: Lengths) -> int:
 
 
 def speaker_keys(args: DiTTTSModelArgs, lengths: Lengths) -> int:
-    """Keys of the reference: its patches, also a partial one, and the mean of a bidirectional encoder."""
-    return _speaker_patches(args, lengths) + int(args.speaker_bidirectional)
+    """Keys of the reference, its patches, also a partial one, and the mean of a bidirectional encoder; and of the caption."""
+    reference = _speaker_patches(args, lengths) + int(args.speaker_bidirectional)
+    return reference + lengths.caption_tokens
 
 
 def _condition_flops(args: DiTTTSModelArgs, lengths: Lengths) -> int:
@@ -219,7 +224,7 @@ def useful_flops(args: DiTTTSModelArgs, batch: MicroBatch) -> int:
     if args.text_encoder_sizes is not None:
         # Conditioning tokens do not pass through it, but they are too few to count.
         sizes = args.text_encoder_sizes
-        flops += sum(text_encoder_flops(sizes, 1, tokens) for _, tokens, _ in batch.lengths)
+        flops += sum(text_encoder_flops(sizes, 1, tokens) for _, tokens, *_ in batch.lengths)
     return flops
 
 

@@ -127,18 +127,11 @@ class TransformerBlock(WithOperations):
         return ops.add_gated(x, gate[:, 1], self.mlp(h), packed)
 
 
-def _kept(mask: torch.Tensor, keep: torch.Tensor | None, packed: Stream | None) -> torch.Tensor:
-    """The mask (B, L) without the rows, or `packed` samples, whose `keep` (B,) is false."""
-    if keep is None:
-        return mask
-    return mask & (keep[:, None] if packed is None else keep[packed.segment])
-
-
 class DiTTTSModel(ConditionedModel):
-    """Diffusion transformer over audio latents with joint attention to text and speaker.
+    """Diffusion transformer over audio latents with joint attention to text, speaker and caption.
 
-    Unconditional branches are made by masking keys (`keep_text`, `keep_speaker`), so encoded
-    conditions and their K and V stay the same for every branch and every sampling step.
+    Unconditional branches are made by masking keys (`keep_text`, `keep_speaker`, `keep_caption`), so
+    encoded conditions and their K and V stay the same for every branch and every sampling step.
     """
 
     def __init__(self, args: DiTTTSModelArgs):
@@ -190,20 +183,19 @@ class DiTTTSModel(ConditionedModel):
         conditions: Conditions,
         keep_text: torch.Tensor | None = None,
         keep_speaker: torch.Tensor | None = None,
+        keep_caption: torch.Tensor | None = None,
         packed: PackedStreams | None = None,
     ) -> torch.Tensor:
         """The network's output for encoded conditions; see `ConditionedModel.forward` for the arguments."""
         x = self.input(latents.to(self.input.weight.dtype))
-        text_mask = _kept(conditions.text_mask, keep_text, packed and packed.text)
-        speaker_mask = _kept(conditions.speaker_mask, keep_speaker, packed and packed.patches)
+        kept = conditions.kept((keep_text, keep_speaker, keep_caption), packed)
         if packed is not None:
-            masks = frame_mask, text_mask, speaker_mask
-            rows = prepare_packed_keys(packed, masks)
+            rows = prepare_packed_keys(packed, (frame_mask, *kept))
             frames = packed.frames.starts.diff()[packed.text.segment]
             return self._decode(x, t, rows, conditions, frames[None], packed=packed.frames)
         # A row without any valid frame attends to all of its frames: no softmax is empty.
         self_mask = frame_mask | ~frame_mask.any(dim=1, keepdim=True)
-        valid = torch.cat([self_mask, text_mask, speaker_mask], dim=1)
+        valid = torch.cat([self_mask, *kept], dim=1)
         keys = prepare_keys(self.args.attention, valid, latents.shape[1], x.dtype)
         frames = frame_mask.sum(dim=1, keepdim=True)
         return self._decode(x, t, keys, conditions, frames)

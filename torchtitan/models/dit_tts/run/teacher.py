@@ -81,7 +81,8 @@ def with_teacher(config: JobConfig) -> JobConfig:
     found = {"guidance": "independent" if own == "alternating" else own, **needed}
     _check(teacher, "objective", {"prediction": "velocity"}, f"{about}: its", "give another one")
     _check(teacher, "sampling", found, f"{about}: its", "change it in its run and export it again")
-    plain = {"solver": "euler", "text_scale": 0.0, "speaker_scale": 0.0, **needed}
+    scales = {f"{condition}_scale": 0.0 for condition in ("text", "speaker", "caption")}
+    plain = {"solver": "euler", **scales, **needed}
     _check(config, "sampling", plain, "a student's", "change it")
     check_sampling(config.sampling)
     config.distill.teacher = str(folder)

@@ -11,16 +11,17 @@ import torch
 from torchtitan.models.dit_tts.config.job_config import Data
 from torchtitan.models.dit_tts.data.batch_sampler import GlobalBatch
 from torchtitan.models.dit_tts.data.buckets import batch_shape, choose_edges, select_samples
-from torchtitan.models.dit_tts.data.collate import Collator
+from torchtitan.models.dit_tts.data.collate import Collator, trim_captions
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
+from torchtitan.models.dit_tts.data.members import caption_ids
 from torchtitan.models.dit_tts.data.references import FixedReferences
 from torchtitan.models.dit_tts.data.row_loader import RowLoader
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, with_duration
 from torchtitan.tools.logging import logger
 
-TEXT, SPEAKER = "text_gain", "speaker_gain"
+GAINS = TEXT, SPEAKER, CAPTION = "text_gain", "speaker_gain", "caption_gain"
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class FixedBatch:
         rows: (B,) int64, the samples' positions in the set.
         inputs: as the data loader's.
         others: TEXT -> entries of `inputs` with the text of another row, under the row's own conditions, and (B,) bool,
-            the rows that have a second text; SPEAKER -> likewise with the reference of another speaker.
+            the rows that have a second text; SPEAKER -> likewise with the reference of another speaker; CAPTION ->
+            likewise with another caption, for a model that takes captions.
     """
 
     rows: torch.Tensor
@@ -60,6 +62,8 @@ class FixedSet:
     ):
         self.dataset, self.data, self._whole_rows = dataset, data, whole_rows
         self._references = FixedReferences(dataset) if data.references == "drawn" else None
+        self.gains = GAINS if data.max_caption_tokens else GAINS[:2]
+        """what is measured"""
         tokens = tokenizer.max_tokens(dataset)
         selection = select_samples(dataset.frames, tokens, data)
         self.fitting = selection.samples
@@ -89,6 +93,7 @@ class FixedSet:
             ),
             [self._shape(samples, tokens) for samples in self.batches],
             references=self._references,
+            caption_tokens=data.max_caption_tokens,
         )
 
     def _shape(self, samples: np.ndarray, tokens: np.ndarray) -> tuple[int, int, int]:
@@ -119,6 +124,7 @@ class FixedSet:
         samples = self.batches[number]
         batch = GlobalBatch(number, 0, number, samples)
         inputs, _ = self._collator.collate(batch, 0, len(samples))
+        trim_captions(inputs)
         metadata = [
             with_duration(each, frames, self.data.frames_per_second)
             for each, frames in zip(
@@ -159,6 +165,13 @@ class FixedSet:
             TEXT: (other_text, torch.tensor([partner is not None for partner in text])),
             SPEAKER: (other_speaker, torch.tensor([partner is not None for partner in speaker])),
         }
+        if "caption_ids" in inputs:
+            captions = [caption_ids(row).tobytes() for row in metadata]
+            caption = _partners(
+                count, lambda a, b: captions[a] != captions[b] != b"" != captions[a]
+            )
+            other = {n: inputs[n][_filled(caption)] for n in ("caption_ids", "caption_tokens")}
+            others[CAPTION] = other, torch.tensor([partner is not None for partner in caption])
         first = int(self._first[number])
         return FixedBatch(torch.arange(first, first + count), inputs, others)
 

@@ -1,7 +1,7 @@
 """The loss of held-out and of training samples at fixed times and with fixed noise.
 
 Between two validations only the weights differ, so the figures fall smoothly and compare between runs. A
-gain is what a condition is worth: the loss with another sample's text (or another speaker's reference)
+gain is what a condition is worth: the loss with another sample's text (another speaker's reference, another caption)
 minus the loss with the right one, at the same time and noise. It is 0 where the model does not use it.
 """
 
@@ -18,7 +18,7 @@ from torchtitan.models.dit_tts.flow.objective import FlowMatching, squared_error
 from torchtitan.models.dit_tts.forward_pass import ForwardPass
 from torchtitan.models.dit_tts.infra.collectives import share_of
 from torchtitan.models.dit_tts.model.conditions import Conditions
-from torchtitan.models.dit_tts.validation.fixed_batches import SPEAKER, TEXT, FixedBatch, FixedSet
+from torchtitan.models.dit_tts.validation.fixed_batches import GAINS, FixedBatch, FixedSet
 
 # Apart from training's streams, the sampler's and the conditions'.
 _STREAM = 300
@@ -67,11 +67,11 @@ class HeldoutLoss:
     @torch.no_grad()
     def measure(self, gains: bool) -> Losses:
         """The losses of the network's present weights, on every rank. A collective. `gains`: also
-        the gains of text and speaker on the held-out set.
+        the gains of text, speaker and caption on the held-out set.
         """
         found: Losses = {}
         for number, (name, each) in enumerate(self.sets.items()):
-            kinds = ["", TEXT, SPEAKER] if gains and name == "heldout_loss" else [""]
+            kinds = ["", *each.gains] if gains and name == "heldout_loss" else [""]
             sums = self._sums(self._batches[name], len(each), kinds, number)
             loss, frames = sums[0, :, 0], sums[0, :, 1]
             found[name] = loss / frames
@@ -109,7 +109,7 @@ class HeldoutLoss:
                 if teacher is not None:
                     if (key := (id(fixed), position)) not in self._targets:
                         keep = torch.ones_like(times, dtype=torch.bool)
-                        self._targets[key] = teacher.target(inputs, noisy, times, (keep, keep))
+                        self._targets[key] = teacher.target(inputs, noisy, times, (keep,) * 3)
                     target = self._targets[key]
                 right = None
                 for kind, (batch, conditions, measured) in enumerate(variants):
@@ -156,7 +156,7 @@ def figures(by_weights: dict[str, Losses], times: Sequence[float], plain: str) -
                 row |= {
                     f"{figure}_at_{t:g}": _number(v) for t, v in zip(times, values, strict=True)
                 }
-            if figure not in (TEXT, SPEAKER):
+            if figure not in GAINS:
                 row[f"{figure}_{name}"] = mean
     heldout = {name: row[f"heldout_loss_{name}"] for name in by_weights}
     best = min(heldout, key=lambda name: (heldout[name] is None, heldout[name] or 0.0))

@@ -5,7 +5,8 @@ A row of a validation:
     {"step", "time", "seconds", "samples",
      "weights": "ema:0.9999"          whose figures the plain names have: the slowest average, else "raw"
      "heldout_loss", "training_loss", "gap",    means over the fixed times; gap = held-out - training
-     "text_gain", "speaker_gain",     loss with another's text (reference) - loss; null where none differs
+     "text_gain", "speaker_gain", "caption_gain",    loss with another's text (reference, caption) - loss; null where
+                                      none differs
      "seconds_error", "within_10_percent"    of a duration predictor: the mean error in seconds, and the
                                       fraction of the samples whose length is wrong by 10 % at most
      "heldout_loss_at_0.99" ...       each of them at each time

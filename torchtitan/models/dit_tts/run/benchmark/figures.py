@@ -80,10 +80,10 @@ class Recording:
 
     samples: int
     valid: np.ndarray
-    """(3,) latent frames, text tokens and reference frames"""
+    """(3,) latent frames, text tokens and reference frames; (4,) with captions' tokens"""
 
     padded: np.ndarray
-    """(3,) the same with padding"""
+    """the same with padding"""
 
     peak_allocated_gib: float
     peak_reserved_gib: float

@@ -164,7 +164,7 @@ class BenchmarkRecorder:
             "timed_seconds": total,
             "samples_per_second": float(over_ranks("samples")) / total,
             "audio_seconds_per_second": float(valid[0]) / config.data.frames_per_second / total,
-            **dict(zip(figures.PADDING, padding, strict=True)),
+            **dict(zip(figures.PADDING, padding)),
             **dict(zip(figures.MFU, mfu, strict=True)),
             "hfu": hfu,
             "tflops_per_device": float(tflops[0]),

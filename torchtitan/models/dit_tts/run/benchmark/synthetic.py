@@ -104,6 +104,7 @@ class SyntheticDataset(Dataset):
         self._pool = LATENT_STD * generator.standard_normal(
             (2 * longest, self.latent_channels), np.float32
         )
+        self._caption = "x" * data.max_caption_tokens
         self._starts = generator.integers(0, longest, (n, 2))
         self.fingerprint = f"synthetic {benchmark.lengths} {n} {seed}"
 
@@ -135,6 +136,7 @@ class SyntheticDataset(Dataset):
             arrays.append(target[:length])
             arrays[-1][:] = self._pool[start : start + length, : target.shape[1]]
         metadata = {"text": "", "tokens": int(self.tokens[sample]), "sample": sample}
+        metadata[members.CAPTION] = self._caption
         return LoadedSample(arrays, metadata)
 
 

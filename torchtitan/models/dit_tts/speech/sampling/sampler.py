@@ -3,13 +3,14 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 import torch
 
 from torchtitan.models.dit_tts.config.job_config import Sampling
+from torchtitan.models.dit_tts.data.members import caption_ids
 from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys
 from torchtitan.models.dit_tts.flow.guidance import guided_velocity, rescaled_velocity
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
@@ -41,7 +42,7 @@ class SpeechRequest:
     """length to generate, in latent frames"""
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """values of the conditioning tokens, under the names that a sample's JSON has"""
+    """values of the conditioning tokens, and the caption, under the names that a sample's JSON has"""
 
     def noise_row(self) -> int:
         """Number that keys the request's noise, in addition to the seed. It depends on the content, not
@@ -66,7 +67,7 @@ def encode_requests(
     device: torch.device,
     text_encoder: PretrainedTextEncoder | None = None,
 ) -> Conditions:
-    """Encoded text and speaker of the requests, as one batch; see `generate_latents`."""
+    """Encoded text, speaker and caption of the requests, as one batch; see `generate_latents`."""
     ids = [torch.tensor(tokenizer.encode(r.text, r.metadata)) for r in requests]
     text_positions = None
     if tokenizer.aligner is not None:
@@ -79,6 +80,13 @@ def encode_requests(
         **{"speaker": speaker, "speaker_frames": speaker_frames},
         **{"packed": None, "text_rows": None},
     }
+    if model.caption_encoder is not None:
+        longest = model.args.max_caption_tokens
+        captions = [
+            torch.tensor(caption_ids(r.metadata)[:longest].tolist(), dtype=torch.long)
+            for r in requests
+        ]
+        batch["caption_ids"], batch["caption_tokens"] = _padded(captions, device)
     if text_encoder is not None:
         mask = condition_inputs(batch)["text_mask"]
         in_text = mask & (text < model.args.first_condition_id)
@@ -113,6 +121,9 @@ def generate_latents(
     frames = int(lengths.max())
     frame_mask = torch.arange(frames, device=device)[None] < lengths[:, None]
     conditions = encode_requests(model, tokenizer, requests, device, text_encoder)
+    caption_mask = conditions.caption_mask
+    if caption_mask is None or not caption_mask.any():
+        sampling = replace(sampling, caption_scale=0.0)  # a branch would change nothing
     steps = plan_steps(sampling)
     times = sorted({t for step in steps for t in step.times}, reverse=True)
     nearest = min((1.0 - t for t in times if t < 1.0), default=1.0)
@@ -121,11 +132,11 @@ def generate_latents(
         evaluated = torch.tensor(times, device=device)
         caches = dict(zip(times, model.block_caches(conditions, evaluated, lengths), strict=True))
 
-    masks = (frame_mask, conditions.text_mask, conditions.speaker_mask)
+    masks = (frame_mask, *conditions.masks)
 
     @cache
-    def keys(copies: tuple[tuple[bool, bool], ...], speaker_scale: float) -> GuidedKeys:
-        return guided_keys(*masks, copies, conditions.text.dtype, speaker_scale)
+    def keys(copies: tuple[tuple[bool, ...], ...], speaker_scale: float) -> GuidedKeys:
+        return guided_keys(masks, copies, conditions.text.dtype, speaker_scale)
 
     rows = torch.tensor([request.noise_row() for request in requests], device=device)
     noise_keys = stream_keys(seed, torch.tensor(0, device=device), rows, SAMPLING_STREAM)
@@ -134,7 +145,7 @@ def generate_latents(
     def velocity(latents: torch.Tensor, t: float, step: Step) -> torch.Tensor:
         one_time = torch.full((1,), t, device=device)
 
-        def network(rows: torch.Tensor, copies: tuple[tuple[bool, bool], ...]) -> torch.Tensor:
+        def network(rows: torch.Tensor, copies: tuple[tuple[bool, ...], ...]) -> torch.Tensor:
             chosen = keys(copies, step.speaker_kv_scale)
             output = model.denoise_guided(
                 rows, one_time, chosen, conditions, lengths, caches.get(t)

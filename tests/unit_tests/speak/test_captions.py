@@ -1,0 +1,128 @@
+"""A model with captions, from training to speech; and who refuses a caption without such a model."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.helpers.exported_run import export
+from tests.helpers.sampled_run import Echo
+from tests.helpers.sentences import refused
+from tests.helpers.tiny_runs import Folder
+from titan_tts.speak.lengths import open_lengths
+from titan_tts.speak.load_run import load_run
+from titan_tts.speak.speech_data import open_speech_data
+from titan_tts.speak.synthesizer import Synthesizer
+from titan_tts.speak.utterance import Utterance, Voice
+
+CAPTIONS = ["--data.max_caption_tokens=12", "--objective.speaker_dropout=0.5"]
+WORDS = ["one two", "three"]
+
+
+@pytest.fixture
+def trained(train, tmp_path, tiny_data):
+    """Two steps with a validation, of a voice and of a predictor of lengths."""
+    validation = [f"--validation.path={tiny_data}", "--validation.samples=9"]
+    assert train("run", *CAPTIONS, *validation, "--training.steps=2") == 0
+    of_lengths = ["--model.flavor=duration", "--objective.text_dropout=0"]
+    of_lengths += ["--activation_checkpoint.mode=none", "--training.steps=1"]
+    assert train("duration", *CAPTIONS, *of_lengths) == 0
+    return tmp_path / "run"
+
+
+def speaker(folder) -> Synthesizer:
+    """Its output, which begins at zero, made random; the rest is as loaded."""
+    run = load_run(folder)
+    with torch.no_grad():
+        run.model.output.weight.normal_(generator=torch.Generator().manual_seed(0))
+    speech_data = open_speech_data(run.folder, run.config)
+    lengths = open_lengths("", 1.0, run, lambda: speech_data.durations)
+    sampling = replace(run.config.sampling, steps=2, text_scale=0.0)
+    return Synthesizer(run, Echo(), speech_data, sampling, lambda: lengths, run.config.data.path)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:torch.distributed")
+def test_from_training_to_speech(trained, tmp_path, capsys):
+    row = Folder(trained).validation()[-1]
+    assert row["caption_gain"] is not None and row["caption_gain_at_0.9"] is not None
+    folder = export(trained, tmp_path / "out")
+    assert "| captions | the voice in up to 12 bytes: `--caption` |" in (
+        (folder / "README.md").read_text()
+    )
+    synthesizer, rows = speaker(folder), []
+    synthesizer.run.model.input.register_forward_hook(
+        lambda layer, given, output: rows.append(output.shape[:-1].numel())
+    )
+
+    def say(caption, texts=WORDS, **more):
+        rows.clear()
+        spoken = synthesizer.synthesize(texts, [Voice()], caption=caption, **more)
+        return [each.latents for each in spoken], sum(rows)
+
+    (plain, passes), (calm, of_calm), (wild, _) = map(say, ("", "calm", " wild\n"))
+    assert passes == of_calm == 2 * sum(map(len, plain))
+    for without, one, other, again in zip(plain, calm, wild, say(["wild", "calm"])[0]):
+        lengths = min(map(len, (without, one, other)))
+        assert (without[:lengths] - one[:lengths]).abs().max() > 1e-3
+        assert (one[:lengths] - other[:lengths]).abs().max() > 1e-3
+    torch.testing.assert_close(say(["wild", "calm"])[0], [wild[0], calm[1]], atol=1e-5, rtol=0)
+    # The predictor of lengths hears it, too.
+    lengths = synthesizer.lengths.estimate(
+        [Utterance("one", conditions={"caption": each}) for each in ("", "calm", "wild")]
+    )
+    assert len({round(each, 4) for each in lengths}) == 3
+    # Guidance takes another pass where a caption is given, and changes the speech of texts that have one.
+    guided = {"sampling": replace(synthesizer.sampling, caption_scale=4.0, min_t=0.0)}
+    (found, of_plain), (also, of_both) = say("", **guided), say(["", "calm"], **guided)
+    torch.testing.assert_close(found, plain, atol=1e-5, rtol=0)
+    assert of_plain == passes and of_both == 2 * (2 * sum(map(len, also)))
+    torch.testing.assert_close(also[0], plain[0], atol=1e-4, rtol=0)
+    assert (also[1] - calm[1]).abs().max() > 1e-3
+    refused(lambda: say("thirteen byte"), "13 bytes", "at most 12")
+    refused(lambda: say("\ud800"), "surrogate")
+    refused(lambda: say(["a", "b", "c"]), "2 texts with 3 captions")
+
+
+def test_a_caption_arrives_from_options_and_lists(generate, tmp_path, capsys):
+    said = ["--text=one", "--out=said.wav", "--caption=a calm  woman"]
+    assert generate(*said) == 2
+    error = capsys.readouterr().err
+    assert "not trained with them ([data] max_caption_tokens)" in error and error.count("\n") == 1
+    assert not generate.asked
+    generate.loaded.config.data.max_caption_tokens = 20
+    assert generate(*said, "--caption-scale=2") == 0
+    [([request], sampling, _)] = generate.asked
+    assert request.metadata["caption"] == "a calm  woman" and sampling.caption_scale == 2
+    assert len(request.reference) == 0  # a caption makes a voice of its own
+    assert generate(*said, "--speaker=bob") == 0
+    assert len(generate.asked[-1][0][0].reference) > 0
+    rows = [{"text": "two", "caption": "wild"}, {"text": "one two"}, {"text": "one", "caption": ""}]
+    (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    many = ["--text-list=texts.jsonl", "--out=new", "--caption=old"]
+    assert generate(*many) == 0
+    found = {each.text: each.metadata.get("caption") for each in generate.asked[-1][0]}
+    assert found == {"two": "wild", "one two": "old", "one": None}
+    asked = len(generate.asked)
+    assert generate(*many) == 0 and len(generate.asked) == asked  # complete
+    (tmp_path / "texts.jsonl").write_text(json.dumps(rows[0] | {"caption": "mild"}))
+    assert generate(*many) == 2 and "from another text" in capsys.readouterr().err
+
+
+def test_instructions_are_the_caption(synthesizer):
+    app = pytest.importorskip("titan_tts.serving.app", reason="the extra serve is not installed")
+    service = app.SpeechService(synthesizer, None, "tiny", {}, 100)
+
+    def asked(**more):
+        body = {"model": "tiny", "input": "one two", "instructions": " a calm\nwoman "} | more
+        return service.utterances(app.SpeechBody(**body))[0]
+
+    synthesizer.speech_data.default_voice = "bob"
+    with pytest.raises(app.Refusal, match="serve one that was trained with captions"):
+        asked()
+    synthesizer.run.config.data.max_caption_tokens = 20
+    assert asked().conditions["caption"].split() == ["a", "calm", "woman"]
+    assert asked().voice == Voice() and asked(voice="ann").voice.speaker == "ann"
+    assert asked(instructions=" ").voice.speaker == "bob"
+    refused(lambda: asked(instructions="a" * 21), "21 bytes", "at most 20")
