@@ -166,7 +166,7 @@ class _OpenBatch:
 def in_data_loader(
     samples: Callable[[], Iterable[Sample]], policy: BatchPolicy, workers: int
 ) -> Pass:
-    """As webdataset is used: torch's DataLoader, with worker processes that live on."""
+    """Read through torch's DataLoader with persistent worker processes, as users of webdataset do."""
     loader = DataLoader(
         BucketBatches(samples, policy),
         batch_size=None,

@@ -1,4 +1,4 @@
-"""A teacher beside students that `titan-tts train distill` made from it, on held-out texts with the same noise.
+"""A teacher compared with students that `titan-tts train distill` made from it, on held-out texts with the same noise.
 
     OMP_NUM_THREADS=1 python benchmarks/few_steps.py outputs/debug outputs/student ...    # a minute per row
     python benchmarks/few_steps.py --report                                # the table of what was measured

@@ -100,7 +100,7 @@ def check_equal(
 
 
 def expected_rows(run: Pass, samples: int) -> dict[str, tuple[int, ...]]:
-    """Of every sample, by our loader; its order is endless, so a few passes show all."""
+    """Return the digests of every sample, by our loader; its order is endless, so a few passes show all."""
     expected: dict[str, tuple[int, ...]] = {}
     for _ in range(3):
         for batch in run():
@@ -116,7 +116,7 @@ def expected_rows(run: Pass, samples: int) -> dict[str, tuple[int, ...]]:
 
 
 def cpu_seconds() -> float:
-    """Of this process with its threads and of its living worker processes with theirs."""
+    """Return the CPU seconds of this process and of its living worker processes, with all threads."""
     total = time.process_time()
     for child in multiprocessing.active_children():
         stat = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()

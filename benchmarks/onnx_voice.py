@@ -1,4 +1,4 @@
-"""The base voice by ONNX beside torch, with the same noise: latents, words by Whisper, and seconds of one core.
+"""The base voice by ONNX compared with torch, with the same noise: latents, words by Whisper, and seconds of one core.
 
 python benchmarks/onnx_voice.py harvard-sentences.txt        # one sentence in a line
 """

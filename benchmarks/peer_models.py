@@ -105,7 +105,7 @@ def _mask(lengths: torch.Tensor, longest: int) -> torch.Tensor:
 
 
 def _positions(mask: torch.Tensor) -> torch.Tensor:
-    """Of texts whose tokens all take the same time, (B, L)."""
+    """Return positions (B, L) of tokens that all take the same time; -1 where `mask` is false."""
     middles = (torch.arange(mask.shape[1]) + 0.5) / mask.sum(1, keepdim=True)
     return middles.masked_fill(~mask, -1.0)
 
@@ -191,14 +191,14 @@ class _Ids:
 
 
 def _compile_blocks(*stacks: Iterable[nn.Module]) -> None:
-    """As `apply_compile` treats ours. Compiling a peer's network as a whole takes minutes on a CPU; which of
+    """Compile each block, as `apply_compile` does ours. Compiling a peer's whole network takes minutes on a CPU; which of
     the two is faster has not been compared."""
     for block in itertools.chain(*stacks):
         block.compile(dynamic=False)
 
 
 class Irodori(Contender):
-    """As its train.py runs it; the masked loss stands there in a script that asks for its own data."""
+    """Irodori-TTS as its train.py runs it; the masked loss is rewritten, since that script needs its own data."""
 
     name = IRODORI
 

@@ -1,4 +1,4 @@
-"""The referee: a voice beside the recordings of its texts, judged by parts that share nothing with this project.
+"""The referee: a voice compared with the recordings of its texts, judged by parts that share nothing with this project.
 
     python benchmarks/referee.py outputs/base --harvard harvard-sentences.txt --voices slt rms
     python benchmarks/referee.py outputs/base outputs/student --list joe.jsonl heldout.jsonl

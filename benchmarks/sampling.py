@@ -84,7 +84,7 @@ def within(sampling: Sampling, budget: int) -> Sampling | None:
 
 
 def cases(base: Sampling, dtype: str) -> Iterator[Case]:
-    """Of every group; the first of a group and budget is what the others are compared with.
+    """Yield the cases of every group; the first of a group and budget is the one that the others are compared with.
 
     Args:
         base: the run's [sampling], with guidance by the text.
@@ -129,7 +129,7 @@ def cases(base: Sampling, dtype: str) -> Iterator[Case]:
 def parse(args: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("run", nargs="?", default="outputs/debug", help="folder of a trained run")
-    parser.add_argument("--test", default="", help="held-out shards; by default beside its data")
+    parser.add_argument("--test", default="", help="held-out shards; by default those next to its data")
     parser.add_argument("--recognizer", default="", help="by default [samples] recognizer")
     parser.add_argument("--only", nargs="+", choices=GROUPS, default=GROUPS)
     parser.add_argument("--seeds", type=int, default=2, help="of the noise")
@@ -303,7 +303,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def tables(rows: Sequence[dict[str, Any]]) -> str:
-    """Of every group and budget."""
+    """Return a table for every group and budget."""
     head = "| | `steps` | passes | WER | | speaker similarity | | real-time factor |"
     lines: list[str] = []
     for key in dict.fromkeys((row["group"], row["budget"]) for row in rows):

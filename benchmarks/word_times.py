@@ -4,7 +4,7 @@
     python benchmarks/word_times.py titan_tts:base --texts 200 --voices slt rms
 
 The sentences are those that the base voice was not trained on; of its voices, rms was not heard either. The model aligns what
-flite said as it aligns its own speech. Prints median and 90th percentile of the absolute errors of begins and ends.
+flite said as it aligns its own speech. Prints median and 90th percentile of the absolute errors of starts and ends.
 """
 
 import argparse

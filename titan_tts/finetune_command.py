@@ -58,8 +58,8 @@ class Options:
     """Folder for the data, the run and the comparison: data/, run/, evaluation/, comparison.html; also adapter/."""
 
     method: Literal["full", "lora"] = "full"
-    """What is trained: all weights, or low-rank updates of the decoder's projections, which are saved as some megabytes
-    beside the base."""
+    """Train all weights, or low-rank updates of the decoder's projections, which are saved as some megabytes
+    next to the base."""
 
     keep: str = ""
     """Training shards of the base: half of the samples are drawn from them, so that other voices are kept."""

@@ -1,4 +1,4 @@
-"""How some modules of upstream and of transformers are imported: faster, and with a CPU as a device.
+"""Faster imports of some modules of upstream and of transformers, which also work with a CPU as the device.
 
 Upstream imports at once what most runs never use: HF datasets for its validator, Inductor for a name in an
 annotation, TensorBoard, torch for the config. That is 40 % of a start. Here such a module is imported
@@ -82,7 +82,7 @@ def _execute_late(execute: _Execute, module: ModuleType) -> None:
 
 
 def _after_varlen(execute: _Execute, module: ModuleType) -> None:
-    """Executes a module beside which the operator of variable-length attention is named, as upstream's tests
+    """Executes a module next to which the operator of variable-length attention is named, as upstream's tests
     and families do: upstream has it registered by any import of its package."""
     import_module("torch.nn.attention.varlen")
     execute(module)

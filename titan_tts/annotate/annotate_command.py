@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Options:
     """Open a page to listen to segments and accept, correct or reject their texts.
 
-    The edits are kept in a database beside the segments. On leaving the server the annotated collection.jsonl (of a
+    The edits are kept in a database next to the segments. On leaving the server the annotated collection.jsonl (of a
     manifest NAME.annotated.jsonl) is written.
     """
 

@@ -1,4 +1,4 @@
-"""What is done to a recording: speech is found, cut into segments, written down, and each segment measured.
+"""Analysis of one recording: detect speech, cut it into segments, transcribe and measure each segment.
 
 samples (n, channels) at any rate
   -> mono at 16 kHz -> speech regions (speech_regions)

@@ -47,7 +47,7 @@ class Options:
     """Processes, each with models of its own; 0: one per GPU, or at most 4 on a CPU."""
 
     engine: Literal["local", "ray"] = "local"
-    """What runs the processes: this machine, or a Ray cluster whose nodes see SOURCE and OUTPUT under the same paths."""
+    """Engine of the processes: this machine, or a Ray cluster whose nodes see SOURCE and OUTPUT under the same paths."""
 
     prune: bool = False
     """Leave out recordings that SOURCE does not name, such as deleted ones and those of an earlier SOURCE."""

@@ -9,7 +9,7 @@ import numpy as np
 from torchtitan.models.dit_tts.speech.scoring.word_errors import WITHOUT_BLANKS, language_code
 
 MIN_CONFIDENCE = 0.4
-"""Of a text that no other confirms. Whisper tiny.en has less in 91 % of French, Italian and Spanish segments, to which
+"""Minimum confidence of a text that no other confirms. Whisper tiny.en has less in 91 % of French, Italian and Spanish segments, to which
 it gives English texts, and in 3 % of English ones"""
 
 MAX_SNR_DB = 100.0
@@ -72,7 +72,7 @@ class NoiseFloor:
         self.pause = ~_mask(len(power), wider)
 
     def snr_db(self, start: int, stop: int) -> float:
-        """Of the segment from `start` to `stop` in ms; from -MAX_SNR_DB to MAX_SNR_DB."""
+        """Return the SNR in dB, from -MAX_SNR_DB to MAX_SNR_DB, of the segment from `start` to `stop` in ms."""
         first, last = start // 10, stop // 10
         inside = self.power[first:last]
         speech = inside[self.speech[first:last]]

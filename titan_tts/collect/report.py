@@ -1,4 +1,4 @@
-"""What a collection holds, on a terminal and in report.html."""
+"""Summary of a collection, on a terminal and in report.html."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -80,7 +80,7 @@ def cut(
 
 
 def _cut_at(cuts: list[int], time: int, shortest: int) -> bool:
-    """Adds a cut unless another one or an end of the recording is nearer than `shortest`."""
+    """Adds a cut unless another cut or an end of the recording is nearer than `shortest`."""
     after = bisect(cuts, time)
     if not 0 < after < len(cuts) or min(time - cuts[after - 1], cuts[after] - time) < shortest:
         return False

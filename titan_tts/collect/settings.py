@@ -18,7 +18,7 @@ _PACKAGES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """How recordings are cut, heard and compared."""
+    """Settings by which recordings are segmented, transcribed and compared."""
 
     min_seconds: float = 1.0
     """Shortest segment; shorter speech gets silence around it, or stays with what is next to it."""
@@ -49,7 +49,7 @@ class Settings:
 
     speaker_threshold: float = 0.83
     """Mean cosine of embeddings from which on two groups of segments are one speaker; it depends on the encoder.
-    With another one the speakers are found anew, and nothing is heard again."""
+    With another value the speakers are found anew, and nothing is heard again."""
 
     def check(self) -> None:
         """Raises InputError where a value cannot be used."""
@@ -65,7 +65,7 @@ class Settings:
         require(
             self.recognizer != self.verbatim_recognizer,
             f"--recognizer and --verbatim-recognizer are both '{self.recognizer}', whose agreement says nothing; leave the "
-            "second out, or take another one",
+            "second out, or name another recognizer",
         )
 
     def check_packages(self) -> None:

@@ -166,7 +166,7 @@ def content_id(path: str) -> str:
 @contextmanager
 def local_copy(source: Source, folder: Path) -> Iterator[str]:
     """The path of a recording, one of a store as a file in `folder` while the block runs. Raises InputError at the end
-    where the content is another one than was listed."""
+    where the content differs from what was listed."""
     path = source.path
     if is_remote(path):
         store, name = remote.filesystem(path)

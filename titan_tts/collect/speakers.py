@@ -1,4 +1,4 @@
-"""Who speaks: changes of speaker within a recording, and clusters of segments within and across recordings."""
+"""Speaker diarization: changes of speaker within a recording, clusters of segments within and across recordings."""
 
 import numpy as np
 import torch

@@ -20,7 +20,7 @@ _MAX_COMPRESSION = 2.4  # as Whisper's own decoding has it
 
 @dataclass(frozen=True, kw_only=True)
 class Transcript:
-    """What was heard in a segment. With one recognizer there is one text, and nothing is compared."""
+    """Transcripts of a segment by one recognizer or two, whose agreement is measured."""
 
     text: str
     text_verbatim: str | None

@@ -75,7 +75,7 @@ class Fused:
 
 @dataclass(frozen=True)
 class ByteRows:
-    """Our embedding of bytes from Echo-TTS's, whose row 0 is both the begin of a text and the byte 0, which no text
+    """Our embedding of bytes from Echo-TTS's, whose row 0 is both the start of a text and the byte 0, which no text
     has. Our rows for padding, which is masked, and for an end, which its texts lack, are zero."""
 
     parts: tuple[str, ...]

@@ -206,7 +206,7 @@ class _Checks:
             self.add_samples(code, cases, lambda one: words.format(lengths[one]))
 
     def duplicates(self) -> None:
-        """Repeated latents, and latents both in a folder with a held-out split's name and in another one."""
+        """Repeated latents, and latents both in a folder with a held-out split's name and in another folder."""
         dataset, name = self.dataset, self.dataset.sample_id
         hashes = dataset.latents_hash
         _, start, group = np.unique(hashes, return_index=True, return_inverse=True)
@@ -244,7 +244,7 @@ def _recorded_sizes(folder: str) -> dict[str, int]:
 
 
 def text_tokens(dataset: Dataset, limits: Limits) -> np.ndarray:
-    """(n,) tokens of every text, as training counts them. Phones are counted once and stored beside the indexes."""
+    """(n,) tokens of every text, as training counts them. Phones are counted once and stored next to the indexes."""
     words = Normalizer(limits.normalize)
     if language := language_of(limits.text_unit):
         units = count_text_tokens(dataset, Phonemizer(language), words=words)

@@ -17,7 +17,7 @@ class DatasetOptions:
     """Options of `inspect` and `doctor`."""
 
     path: Paths
-    """As [data] path: folder, .tar, glob, pattern with braces or URL. Several make one dataset."""
+    """Shards as for [data] path: folder, .tar, glob, pattern with braces or URL. Several are one dataset."""
 
     latent_channels: int = 128
     """Width of a latent frame."""

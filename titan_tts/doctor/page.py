@@ -1,4 +1,4 @@
-"""What doctor and inspect show of a dataset: findings, suggested buckets and contents."""
+"""The page of doctor and inspect: findings, suggested buckets and contents of a dataset."""
 
 from typing import Any
 

@@ -44,7 +44,7 @@ def _heard(folder: Path, found: Mapping[str, Any]) -> Iterator[Part]:
     worst = sorted(found["utterances"], key=errors, reverse=True)[:_HEARD]
     yield Note(
         f"{len(worst)} of {len(found['utterances'])} texts, those with most word errors first; all are in {folder / 'evaluation.html'} "
-        "and wavs/ beside it."
+        "and wavs/ next to it."
     )
     for utterance in worst:
         paths = ((name, wav_path(folder, names, name, seed, utterance["file"])) for name in names)

@@ -140,7 +140,7 @@ def shown_utterances(report: dict[str, Any], evaluation: "Evaluation", count: in
 
 
 def _verdict(score: dict[str, Any]) -> dict[str, Any]:
-    """Of a sound: how well it was heard."""
+    """Return the verdict on one sound: its word errors and other scores."""
     found: dict[str, Any] = {}
     if "words" in score:
         errors = counted(score["word_errors"], "error")

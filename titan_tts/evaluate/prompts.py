@@ -282,7 +282,7 @@ def read_sound(path: str | Path) -> Sound:
 
 def _add_recordings(found: PromptSet, options: EvaluateOptions) -> None:
     """Sets the original recordings of a prepared folder's samples, from their corpus, by key. The corpus is read as
-    the prepare.json beside --test says."""
+    the prepare.json next to --test says."""
     records = recorded_codecs(_shards_of(options.test))
     settings = next((record.settings for record in records), {})
     columns = {name: settings[name] for name in _COLUMNS if settings.get(name)}
@@ -292,7 +292,7 @@ def _add_recordings(found: PromptSet, options: EvaluateOptions) -> None:
     missing = [prompt.id for prompt in found.prompts if prompt.id not in items]
     if missing:
         unusable = "".join(f" ({key}: {why})" for key, why in corpus.problems[:1])
-        kept = f", and keep the {RECORD_NAME} that names its columns beside --test"
+        kept = f", and keep the {RECORD_NAME} that names its columns next to --test"
         kept = "" if settings else kept
         raise InputError(
             f"--recordings {options.recordings}: lacks {len(missing)} of the {len(found.prompts)} utterances of --test, the first "

@@ -58,7 +58,7 @@ class Cell:
 
     @property
     def steps(self) -> int:
-        """Of the run, with those of the warm-up."""
+        """Steps of the run, including the warm-up."""
         return self.config.benchmark.warmup_steps + self.config.benchmark.steps
 
     @property

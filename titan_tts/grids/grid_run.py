@@ -102,7 +102,7 @@ class GridRun:
         return 1 if states["failed"] or states["timeout"] else 0
 
     def _state(self, cell: Cell) -> str:
-        """Of its last run; waiting where that is to be run again, and nobody has done so yet."""
+        """Return the state of the cell's last run; "waiting" if it is to be run again and has not been yet."""
         record = self.runner.record(cell)
         return "waiting" if record in ({}, self.stale.get(cell.name)) else record["state"]
 

@@ -87,7 +87,7 @@ def _lines(axes: Any, lines: Sequence[tuple[str, list[tuple]]], with_ideal: bool
 
 
 def _finish(axes: Any, xlabel: str, ylabel: str, values: Sequence[int]) -> None:
-    """A logarithmic x axis with the values that were measured, and the legend beside the plot."""
+    """A logarithmic x axis with the values that were measured, and the legend next to the plot."""
     axes.set_xscale("log", base=2)
     shown = sorted(set(values))
     shown = shown[:: -(-len(shown) // 8)]

@@ -28,7 +28,7 @@ FIGURES = (
 )
 
 PREDICTED = ("fits", "gib", "seconds_per_step", "samples_per_second", "mfu")
-"""Of run.json's forecast, each a column `predicted_NAME`."""
+"""Entries of run.json's forecast, each a column `predicted_NAME`."""
 
 COMPARED = (*FACTORS, "device")
 """Factors that distinguish the runs of a comparison; the axes of their grids are further ones."""

@@ -1,4 +1,4 @@
-"""How many workers run jobs, on which devices, and with which versions of libraries."""
+"""Number of workers, their devices, and the versions of libraries that results may depend on."""
 
 import os
 from importlib.metadata import version

@@ -61,7 +61,7 @@ def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    """How two settings differ: "seed was 0, is 1"; empty where they do not."""
+    """Return the difference of two settings as words, "seed was 0, is 1"; empty if they are equal."""
     before, after = flat(old), flat(new)
     return "; ".join(
         f"{name} was {before.get(name)!r}, is {after.get(name)!r}"

@@ -84,7 +84,7 @@ def train_command(config: str | Path, processes: int, nodes: int = 1) -> list[st
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run has ended: one of ENDED, one sentence (empty where it is completed), and the time it took."""
+    """Outcome of a run: its state (one of ENDED), one sentence (empty if completed), and the time it took."""
 
     state: str
     reason: str

@@ -6,7 +6,7 @@ and write in the forward pass, in bfloat16.
 """
 
 DEVICE = "H200"
-"""the GPU that was measured; another one is scaled by its peak FLOP/s and its bandwidth"""
+"""the GPU that was measured; other GPUs are scaled by its peak FLOP/s and its bandwidth"""
 
 DATE = "2026-11-27"
 

@@ -117,7 +117,7 @@ def kept_units(config: JobConfig, units: dict[str, int]) -> set[str]:
 def passing_bytes(
     config: JobConfig, model: Model, layout: Layout, micro_batches: int = 1
 ) -> dict[str, int]:
-    """Complete weights and gradients beside the shards, or copies of the weights in the compute dtype; and a frozen
+    """Complete weights and gradients in addition to the shards, or copies of the weights in the compute dtype; and a frozen
     text encoder, which every GPU has. `micro_batches`: of a step, over which complete gradients stay where complete
     weights do."""
     training, own = config.training, itemsize(config.training.dtype)

@@ -39,7 +39,7 @@ class Batches:
 
 @dataclass(frozen=True)
 class Transfer:
-    """One kind of communication in an optimizer step: bytes through one rank, and seconds with nothing beside it."""
+    """One kind of communication in an optimizer step: bytes through one rank, and seconds if nothing else runs."""
 
     name: str
     volume: float

@@ -90,7 +90,7 @@ class Options(Columns):
     """Processes; 0 chooses from cores and work."""
 
     engine: Literal["local", "ray"] = "local"
-    """What runs the processes: this machine, or a Ray cluster."""
+    """Engine of the processes: this machine, or a Ray cluster."""
 
     chunk_items: int = 64
     """Recordings that a process encodes at once; a killed run loses at most that many."""
@@ -102,7 +102,7 @@ class Options(Columns):
     """With --on-error skip: stop if a larger fraction of the recordings is corrupt."""
 
     def check(self) -> None:
-        """Raises InputError where a number is out of its range or a pattern is none."""
+        """Raises InputError where a number is out of its range or a pattern is not a regular expression."""
         from_one = ("samples_per_shard", "max_reference_frames", "chunk_items")
         for name, value in flat(asdict(self)).items():
             if isinstance(value, bool) or not isinstance(value, (int, float)):

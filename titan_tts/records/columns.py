@@ -51,7 +51,7 @@ class Columns:
     """Fraction of the recordings without a split, or of their speakers, to hold out; 1: a corpus for tests only."""
 
     heldout_by: Literal["utterance", "speaker"] = "utterance"
-    """What --heldout-fraction draws: single recordings, or speakers with all their recordings."""
+    """The unit that --heldout-fraction draws: single recordings, or speakers with all their recordings."""
 
 
 def make_utterance(

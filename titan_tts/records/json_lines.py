@@ -11,7 +11,7 @@ NOT_UTF8 = "is not UTF-8; save it as UTF-8"
 
 
 def text_lines(path: str, newline: str | None = None) -> Iterator[str]:
-    """The lines of a list in UTF-8; bytes that are none are escaped. `newline`: as `open` has it."""
+    """The lines of a list in UTF-8; other bytes are escaped. `newline`: as `open` has it."""
     # A sheet saved by a spreadsheet begins with a byte-order mark.
     with (
         reading(path, "give a list with a line for each recording"),

@@ -23,7 +23,7 @@ def card(
     """Markdown with the metadata that the hub reads.
 
     Args:
-        data: the path of the dataset, beside which is its prepare.json.
+        data: the path of the dataset, next to which is its prepare.json.
         name: of the export.
         splits: of each shard of the dataset; "" where it has none.
         sizes: {file of the export: bytes}

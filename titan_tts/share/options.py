@@ -32,4 +32,4 @@ class Options:
     """Processes; 0: one per core or GPU."""
 
     engine: Literal["local", "ray"] = "local"
-    """What runs the processes: this machine, or a Ray cluster whose nodes see DATA and OUT under the same paths."""
+    """Engine of the processes: this machine, or a Ray cluster whose nodes see DATA and OUT under the same paths."""

@@ -49,7 +49,7 @@ class Narrator:
     """the command's options, for `Request.fingerprint`"""
 
     timestamps: Sequence[str] = ()
-    """json, srt or vtt: files with the words' times, beside each sound"""
+    """json, srt or vtt: files with the words' times, next to each sound"""
 
     def __post_init__(self) -> None:
         self._voice = lru_cache(_VOICES)(self._load_voice)

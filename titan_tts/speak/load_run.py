@@ -141,7 +141,7 @@ def load_run(
 
 
 def _problem_of(path: Path) -> str | None:
-    """How a checkpoint or an exported folder differs from its manifest."""
+    """Return the first difference of a checkpoint or an exported folder from its manifest; None if it is valid."""
     if is_exported(path):
         return verify_files(path)
     from torchtitan.models.dit_tts.run.checkpoint_storage import verify

@@ -217,7 +217,7 @@ class Synthesizer:
         return silence + self.codec.hop_length * sum(self.frames(pieces))
 
     def _request(self, utterance: Utterance) -> SpeechRequest:
-        """What the sampler takes, of an utterance whose length is set."""
+        """Return the sampler's request for an utterance whose length is set."""
         data, frames = self.run.config.data, utterance.frames or 0
         conditions = with_duration(utterance.conditions, frames, data.frames_per_second)
         reference = utterance.voice.latents(data)

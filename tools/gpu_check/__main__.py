@@ -4,7 +4,7 @@
     scripts/gpu_check.sh --groups step block --only compiled --minutes 5
     scripts/gpu_check.sh --tiny               # all of it on a CPU at small sizes
 
-Writes benchmarks/results/gpu_check_<device>.json, a line per item, and beside it the compiled kernels, which --cache
+Writes benchmarks/results/gpu_check_<device>.json, a line per item, and next to it the compiled kernels, which --cache
 takes at the next time. The exit status is 1 where a check is over its bar or something ended in an error; what ran out of
 memory or time is a result.
 """

@@ -1,4 +1,4 @@
-"""What the hardware and its libraries reach on the shapes of a decoder block, alone, by the time of their kernels.
+"""Peak rates of the hardware and its libraries on the shapes of a decoder block, alone, by the time of their kernels.
 
 Products of a block in bfloat16 and fp8 (forward, gradient of the input, gradient of the weight; random data: zeros draw
 less power and run faster), attention forward and backward at the longest bucket's keys by each kernel, and a copy in

@@ -22,7 +22,7 @@ class NotMeasured(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """What every process of the check is told."""
+    """Settings that every process of the check gets."""
 
     tiny: bool
     """small sizes that a CPU runs in minutes: whether everything works, not how fast"""
@@ -53,7 +53,7 @@ class Item:
 
 @dataclass
 class Row:
-    """What became of an item."""
+    """Result of an item."""
 
     item: str
     status: str

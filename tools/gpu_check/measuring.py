@@ -1,4 +1,4 @@
-"""What work costs on the device: kernels by name and by group, the time it idles, and the time of the host."""
+"""Profiling of work on the device: kernels by name and by group, its idle time, and the time of the host."""
 
 import re
 import time
@@ -32,11 +32,11 @@ def synchronize(device: str) -> None:
 
 
 def profiled(work: Callable[[], object], device: str, repeats: int = 5) -> Values:
-    """What the device did in one call of `work`, of `repeats` in a row.
+    """Profile one call of `work`, as the mean of `repeats` in a row.
 
     Returns:
         `ms_of_kernels`; `ms_by_group`; `kernels`, [name, milliseconds, calls], the longest first; `ms_of_device`, from the
-        first kernel's begin to the last one's end, and `ms_idle` of it without a kernel; `ms_of_host` until the last
+        start of the first kernel to the end of the last, and `ms_idle` of it without a kernel; `ms_of_host` until the last
         launch; `ms_of_ranges` {range: [host, kernels launched in it]} of `record_function`. On a CPU operators stand for
         kernels.
     """
@@ -70,7 +70,7 @@ def profiled(work: Callable[[], object], device: str, repeats: int = 5) -> Value
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """Length from the first begin to the last end, and the part of it that spans cover."""
+    """Length from the first start to the last end, and the part of it that spans cover."""
     ordered = sorted(spans)
     if not ordered:
         return 0.0, 0.0

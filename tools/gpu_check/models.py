@@ -27,7 +27,7 @@ INDUCTOR_OPTIONS = {
     "coordinate_descent_tuning": True,  # from the best one on, its neighbours
     "triton.multi_kernel": 1,  # reductions also with the whole row in registers
 }
-"""Options of Inductor for the kernels beside the products, which `[compile]` leaves at their defaults"""
+"""Options of Inductor for the kernels other than the products, which `[compile]` leaves at their defaults"""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def built(
 
 
 def autocast(mode: Mode, device: str) -> torch.autocast:
-    """As the trainer on a single device."""
+    """Return the autocast of the trainer on a single device."""
     return torch.autocast(device, torch.bfloat16, enabled=mode.precision == "bfloat16")
 
 

@@ -4,7 +4,7 @@ An error is ‖x - reference‖ / ‖reference‖: of the output over valid fram
 worst counts (one with almost no gradient is measured against 1 % of the largest parameter's). A NaN is an infinite error.
 
 - float32: 1e-4 for the output, 3e-4 for a gradient. Sums of some thousand terms of rounding 6e-8 come to 1e-6 to 1e-5;
-  where a device's exp is an ulp beside, a time's angle, at frequencies up to 1,000, is 1e-4 radians beside, and the worst
+  where a device's exp is off by an ulp, a time's angle, at frequencies up to 1,000, is off by 1e-4 radians, and the worst
   gradient came to 6e-5. A wrong key, mask or rotation shows as 1e-2 or more.
 - bfloat16: 0.03 and 0.1. A rounding is 2^-9, and a block has a dozen in a row.
 - fp8: 0.15 and 0.5. A rounding to e4m3 is 0.03 on average of each operand. The bar finds a wrong scale or layout, not a
@@ -112,7 +112,7 @@ def errors(found: Found, expected: Found) -> tuple[float, float, str]:
 
 
 def check(mode: Mode, settings: Settings, turn: Turn = lambda: None) -> Values:
-    """The errors of a mode beside their bars. Nothing is timed, so it waits for no turn."""
+    """The errors of a mode and their limits. Nothing is timed, so it waits for no turn."""
     if (mode.name, mode.precision, settings.device) == ("varlen", "float32", "cuda"):
         raise NotMeasured("the packed kernel takes half precision only")
     weights, plain = random_weights(SIZES), DiTTTSModel(SIZES)

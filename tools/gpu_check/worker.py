@@ -1,6 +1,6 @@
 """The process of one item: python -m tools.gpu_check.worker SETTINGS NUMBER
 
-It builds, compiles and warms up beside the others, says that it is ready, and waits for its turn. Its row goes to
+It builds, compiles and warms up while the others run, says that it is ready, and waits for its turn. Its row goes to
 NUMBER.json.
 """
 

@@ -97,7 +97,7 @@ class Child:
 
 
 def _enter(function: Callable, args: tuple, variables: dict[str, str], out: str, err: str) -> None:
-    """What a child does first."""
+    """Entry of a child: set its session, output, environment and folder, then call the function."""
     os.setsid()
     for number, path in ((1, out), (2, err)):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -169,7 +169,7 @@ def wait_for_all(children: list[Child], timeout_seconds: float) -> int:
 
 @dataclass
 class Ended:
-    """What a command left: like subprocess.CompletedProcess."""
+    """Result of a command, like subprocess.CompletedProcess."""
 
     returncode: int
     stdout: str

@@ -62,7 +62,7 @@ LIVES = [
 
 @dataclass
 class Outcome:
-    """What a killed and resumed run and the unbroken one have in common."""
+    """Comparison of a killed and resumed run with the unbroken one."""
 
     same_ids: bool
     largest_loss_difference: float

@@ -14,7 +14,7 @@ MEASURED |= {"language": "en", "chars_per_second": 16.0, "quality": "high"}
 
 
 def text_of(waveform: np.ndarray) -> str:
-    """Of (samples,) float32, as a FLAC of 16 bits holds them."""
+    """Return the text of a sound (samples,) float32: a digest of its samples in 16 bits, as a FLAC stores them."""
     return hashlib.sha256(np.round(waveform * 32768).astype("<i2").tobytes()).hexdigest()[:16]
 
 

@@ -30,7 +30,7 @@ def guided(x, t, text, speaker, guidance, inside):
 
 
 def followed(x, begin, end, steps, *how):
-    """(x at the end - x at the begin) / (end - begin), by Euler's method in float64."""
+    """(x at the end - x at the start) / (end - begin), by Euler's method in float64."""
     start, width = x.copy(), (end - begin) / steps
     for number in range(steps):
         x = x + width * guided(x, begin + number * width, *how)

@@ -108,7 +108,7 @@ def test_steps_are_evaluations():
         ({"min_t": 0.0}, 8 + 8),
         ({"max_t": 0.875}, 8 + 3),
         ({"min_t": 0.25, "max_t": 0.5, "speaker_scale": 2.0}, 8 + 2 * 2),
-        # Guided by the begin of the interval: two of four.
+        # Guided by the start of the interval: two of four.
         ({"solver": "heun", "speaker_scale": 2.0}, 8 + 2 * 2 * 2),
     ],
 )

@@ -36,7 +36,7 @@ def test_folders_of_recordings(recordings, tmp_path, monkeypatch, capsys):
     assert [item.labels for item in items_of(root / "train-clean-100")] == wanted
     (root / "circle").symlink_to(root)
     write_tone(root / "train-clean-100/slt/7/mute.wav")
-    assert "no mute.normalized.txt beside it" in problems_of(root)[-1].sentence
+    assert "no mute.normalized.txt next to it" in problems_of(root)[-1].sentence
     locked = lock(root / "dev-clean", monkeypatch)
     assert [one.labels for one in listed(root) if isinstance(one, Utterance)] == wanted
     assert f"{locked}: cannot be listed (Permission denied)" in capsys.readouterr().out

@@ -21,7 +21,7 @@ from torchtitan.models.dit_tts.text.vocabulary import to_json
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:torch.distributed")]
 
 STUDENT = ["--sampling.steps=3", "--sampling.text_scale=0", "--distill.teacher_steps=2"]
-# The teacher's own velocity at the begin of each interval: what the student, its copy, predicts.
+# The teacher's own velocity at the start of each interval: what the student, its copy, predicts.
 COPY = [*STUDENT, "--distill.teacher_steps=1", "--optimizer.lr=0", "--training.steps=2"]
 COPY += ["--objective.text_dropout=0.5", "--objective.speaker_dropout=0.5"]
 

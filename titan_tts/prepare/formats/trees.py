@@ -74,7 +74,7 @@ class LibriTTSR:
         original = texts[_ORIGINAL]
         text = original if texts[_NORMALIZED] is None else texts[_NORMALIZED]
         if text is None:
-            return Unusable(relative, f"has no {stem}{_NORMALIZED} beside it")
+            return Unusable(relative, f"has no {stem}{_NORMALIZED} next to it")
         row = {"text": text, "original_text": original, "speaker": speaker, "chapter": chapter}
         row |= {"subset": subset, "split": split_of(subset)}
         return make_utterance(row, sample_key(stem), {"file": relative}, self.options)

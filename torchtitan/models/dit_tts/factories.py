@@ -20,7 +20,7 @@ def is_factory(spec: str) -> bool:
 def call_factory(
     spec: str, device: str, kind: str, known: str, members: Sequence[str], protocol: str
 ) -> Any:
-    """What factory(device) or factory(device, argument) returns.
+    """Return the object that factory(device) or factory(device, argument) makes.
 
     Args:
         kind, known: what it makes, and the names of the program's own, for messages.

@@ -101,7 +101,7 @@ class JsonLines:
         return self._parts()[0]
 
     def _parts(self) -> tuple[list[dict[str, Any]], list[bytes]]:
-        """The rows, and the lines that are none."""
+        """The rows, and the lines that are not rows."""
         rows, corrupt = [], []
         content = read_bytes(self.path, _MAX_LINES) if self.path.exists() else b""
         *lines, torn = content.split(b"\n")
@@ -148,7 +148,7 @@ def local_path(path: str) -> str:
 
 
 def expand_braces(path: str) -> list[str]:
-    """What an entry of [data] path with braces stands for; the path itself where it has none."""
+    """Expand the braces of an entry of [data] path; a path without braces is returned as it is."""
     if "{" not in path or (not is_remote(path) and os.path.exists(local_path(path))):
         return [path]
     from braceexpand import braceexpand

@@ -52,7 +52,7 @@ def packed_streams(batch: dict[str, Any], patch_size: int) -> PackedStreams | No
 
 @dataclass(eq=False)
 class ForwardPass:
-    """What training and validation ask of the network."""
+    """The network's forward pass, for training and validation."""
 
     config: JobConfig
     """the run's, as upstream sees it"""
@@ -101,7 +101,7 @@ class ForwardPass:
         }
 
     def text_rows(self, batch: dict[str, Any]) -> TextRows | None:
-        """How the batch's texts go through a pretrained encoder, inside the model or outside."""
+        """Return the rows in which a pretrained encoder, inside the model or outside, reads the batch's texts; None without one."""
         encoder = self.text_encoder or self.model.text_encoder
         if not isinstance(encoder, PretrainedTextEncoder):
             return None

@@ -89,7 +89,7 @@ def eta(seconds: float) -> str:
 
 @dataclass
 class _Collected:
-    """What a step logs besides its loss, of this rank since the last logged step, and the counts of all ranks on
+    """Values that a step logs in addition to its loss, of this rank since the last logged step, and the counts of all ranks on
     their way to the host."""
 
     step: int
@@ -187,7 +187,7 @@ class TTSMetricsProcessor(MetricsProcessor):
         return saved or validated or step == self.total_steps
 
     def count(self, batch: MicroBatch, replaced: int = 0) -> None:
-        """Adds a micro-batch. `replaced`: corrupt samples that another one replaces, or that a
+        """Adds a micro-batch. `replaced`: corrupt samples that another sample replaces, or that a
         packed batch lacks.
         """
         rows, *padded = batch.shape

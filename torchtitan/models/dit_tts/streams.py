@@ -26,7 +26,7 @@ class Stream(NamedTuple):
 
 
 class PackedStreams(NamedTuple):
-    """Of a packed batch with S samples, some of which may have no frames."""
+    """The streams of a packed batch with S samples, some of which may have no frames."""
 
     frames: Stream
     text: Stream

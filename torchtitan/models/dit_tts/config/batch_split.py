@@ -1,4 +1,4 @@
-"""How a global batch is divided among data-parallel ranks and micro-batches."""
+"""Division of a global batch among data-parallel ranks and micro-batches."""
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig, Training
 from torchtitan.models.dit_tts.config.keys import conflict

@@ -1,4 +1,4 @@
-"""What a codec's name says of a vocoder, which only decoding uses: mel_dct+vocoder."""
+"""Parsing of a codec's name with a vocoder, which only decoding uses: mel_dct+vocoder."""
 
 import os
 import re

@@ -1,6 +1,6 @@
 """A run's config: its sections, what is declared of upstream's keys, and the constants that checks use too.
 
-A key of ours is declared once, in its section: beside its type stand the bounds of a number and the marks, below it
+A key of ours is declared once, in its section: next to its type stand the bounds of a number and the marks, below it
 its help. `keys.py` reads them.
 """
 
@@ -135,4 +135,4 @@ UPSTREAM: dict[Bounds | Mark, str] = {
     "checkpoint.enable_ft* checkpoint.initial_load_in_hf_quantized activation_checkpoint.per_op_sac* "
     "quantize.grouped_mm.* quantize.linear.mx.* metrics.save_tb_folder debug.moe_*",
 }
-"""What is declared of keys of upstream's sections: patterns of their names"""
+"""Bounds and marks of the keys of upstream's sections, by patterns of their names"""

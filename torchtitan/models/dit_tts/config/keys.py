@@ -1,4 +1,4 @@
-"""What the sections declare of their keys: bounds, and marks of what a change of a key means."""
+"""Bounds of the config's keys, and marks of what a change of a key means, as the sections declare them."""
 
 import math
 from collections.abc import Iterator

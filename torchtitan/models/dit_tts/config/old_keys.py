@@ -66,7 +66,7 @@ OLD_KEYS = {
     "on_too_long": "leave it out: samples over the limits are left out, of which [data] max_dropped_fraction allows a part",
     "alignment": "leave it out, and set [model] text_positions = 'aligned'",
 }
-"""name, in whatever section it was -> what to do instead"""
+"""name, in any section -> what to do instead"""
 
 REMOVED: dict[str, Any] = {
     "benchmark.duration_seconds": 0.0,

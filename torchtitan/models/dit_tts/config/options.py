@@ -36,7 +36,7 @@ _COMPLETION = {
 
 
 def read_options(kind: Any, registry: ConstructorRegistry, **given: Any) -> Any:
-    """What tyro reads from a command line. All lines of its help fit into the terminal: it wraps those in boxes."""
+    """Parse a command line with tyro. All lines of its help fit into the terminal: it wraps those in boxes."""
     registry.struct_rule(_with_joined_help)
     output = io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding, "backslashreplace")
     output.isatty = sys.stdout.isatty  # type: ignore[method-assign]  # for colours
@@ -121,7 +121,7 @@ def read_command_line(
 
     Args:
         kinds: the types of all options.
-        instead: what to write for a key that is none, in whatever section it is.
+        instead: what to write for a key that does not exist, in any section.
         help_command: what lists the options.
     """
     found: dict[str, Any] = {}

@@ -88,10 +88,10 @@ class Distill:
     """Passes of a sample through the teacher in a step; 0: follows from its guidance"""
 
     times: Annotated[list[float], TRAINING] = field(default_factory=list)
-    """Begins of the student's intervals; empty: follow from [sampling] steps, schedule and sway"""
+    """Start times of the student's intervals; empty: computed from [sampling] steps, schedule and sway"""
 
     fingerprint: Annotated[str, TRAINING] = ""
-    """Of the teacher's weights and config; empty: taken from its folder"""
+    """Fingerprint of the teacher's weights and config; empty: taken from its folder"""
 
 
 @dataclass

@@ -14,7 +14,7 @@ _SHIPPED = {
 
 
 def chosen_scorer(name: str, given: str, of_run: str) -> str:
-    """What scores: `given` on the command line, else what the run's [samples] has under `name`, which must
+    """Return the name of a scorer: `given` on the command line, else that of the run's [samples] `name`, which must
     not be package.module:factory: a folder that is read may be a stranger's."""
     if not given:
         _refuse_function(f"samples.{name}", of_run, "the run", f"give --{name.replace('_', '-')}")

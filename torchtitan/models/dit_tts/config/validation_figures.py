@@ -45,7 +45,7 @@ def saved_prefixes(names: Collection[str]) -> list[str]:
 
 
 def is_higher_better(figure: str) -> bool | None:
-    """None for a name that is none of these figures."""
+    """None for a name that does not name one of these figures."""
     return next(
         (better for name, (*_, better) in FIGURES.items() if f"{figure}_".startswith(f"{name}_")),
         None,

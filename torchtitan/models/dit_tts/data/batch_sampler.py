@@ -174,7 +174,7 @@ class GlobalBatchSampler:
         self._shuffle = lru_cache(2)(self._shuffled)
 
     def samples_fingerprint(self) -> str:
-        """Of the samples, their buckets and weights, whatever their files."""
+        """Return a digest of the samples, their buckets and weights; file names do not count."""
         digest = hashlib.sha256()
         for stream in self._streams:
             digest.update(len(stream.samples).to_bytes(8, "little") + stream.fingerprint())

@@ -84,7 +84,7 @@ def select_samples(frames: np.ndarray, text_tokens: np.ndarray, data: Data) -> S
 
 
 def sufficient_limits(frames: np.ndarray, text_tokens: np.ndarray, data: Data) -> str:
-    """What to set for all samples to fit."""
+    """Return a sentence with the limits at which all samples fit."""
     needed = {"max_frames": frames, "max_text_tokens": text_tokens}
     longest = {name: round_up(int(each.max()), ALIGNMENT) for name, each in needed.items()}
     given = (f"--data.{name} {n}" for name, n in longest.items() if n > getattr(data, name))

@@ -165,6 +165,6 @@ def describe(dataset: Dataset, selection: Selection, loader: LatentDataLoader) -
         drawn = loader.references.samples_with_same_speaker
         lines.append(
             f"references are drawn anew for {drawn} samples of {loader.references.speakers} speakers; "
-            f"{len(selection.samples) - drawn} without another one by their speaker keep theirs"
+            f"{len(selection.samples) - drawn} without another sample by their speaker keep theirs"
         )
     return [f"data: {line}" for line in lines]

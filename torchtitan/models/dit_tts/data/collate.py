@@ -53,7 +53,7 @@ class Collator:
     global_batch      () int64            number of the global batch, from 0
     row               (B,) int64          row in the global batch
     global_batch_size () int64            G, samples of the global batch
-    replaced          int                 corrupt samples that another one replaces
+    replaced          int                 corrupt samples that another sample replaces
     ================  ==================  =====================================================
 
     `labels` (B, T) int64 is 0 at valid frames and IGNORE_INDEX at padding.
@@ -151,7 +151,7 @@ class Collator:
         return row._replace(reference=pieces)
 
     def _load(self, batch: GlobalBatch, row: Row, fetched: Fetched, into: Target) -> Loaded:
-        """Write a row; while its sample is corrupt, another one takes its place."""
+        """Write a row; while its sample is corrupt, another sample takes its place."""
         for attempt in range(1 + _MAX_REPLACEMENTS):
             self.check_open()
             try:

@@ -46,7 +46,7 @@ class CorruptSampleCounter:
             left_out = dataset.corrupt_samples / (dataset.corrupt_samples + total)
             if found / judged + left_out > self.max_corrupt_fraction:
                 raise InputError(
-                    f"{found} corrupt samples among {judged} of this process, beside {left_out:.1%} left out at the start, "
+                    f"{found} corrupt samples among {judged} of this process, in addition to {left_out:.1%} left out at the start, "
                     f"are more than [data] max_corrupt_fraction = {self.max_corrupt_fraction:g}; the last: {error}"
                 )
 

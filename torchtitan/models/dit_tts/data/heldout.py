@@ -24,7 +24,7 @@ def split_of(value: Any) -> str | None:
 
 def heldout_shards(tar_paths: Sequence[str]) -> list[bool]:
     """True for each shard that holds held-out recordings: its folder is named as titan-tts prepare names it, on this
-    machine, behind a link or in a URL; or it has another name of a held-out split and lies beside training shards."""
+    machine, behind a link or in a URL; or it has another name of a held-out split and lies next to training shards."""
     folders = [os.path.dirname(plain_name(path)) for path in tar_paths]
     found = {folder: _is_heldout(folder) for folder in dict.fromkeys(folders)}
     return [found[folder] for folder in folders]

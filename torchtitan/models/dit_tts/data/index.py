@@ -1,4 +1,4 @@
-"""The index of one shard: where every sample's members lie, made once and stored beside the tar.
+"""The index of one shard: where every sample's members lie, made once and stored next to the tar.
 
 It has the offsets, a hash of every member, against which each later read is checked, and the lengths, labels and
 characters of all samples. It is stored as `<tar>.idx`, or in the user's cache folder where the tar's cannot be
@@ -119,7 +119,7 @@ def load_column(tar_path: str, digest: bytes, name: str) -> np.ndarray | None:
 
 
 def save_column(tar_path: str, digest: bytes, name: str, values: np.ndarray) -> None:
-    """Store a derived column (samples, ...), such as token counts, beside the index. `name` must tell apart
+    """Store a derived column (samples, ...), such as token counts, next to the index. `name` must tell apart
     whatever the values depend on besides the shard."""
     buffer = io.BytesIO()
     np.save(buffer, values, allow_pickle=False)
@@ -206,7 +206,7 @@ def _read_local(path: str) -> ShardIndex | None:
 
 
 def _remote_sidecar(source: RemoteSource) -> ShardIndex | None:
-    """The index beside a remote tar, if the last sample's JSON matches its hash."""
+    """The index next to a remote tar, if the last sample's JSON matches its hash."""
     try:
         sidecar = open_source(sidecar_path(source.path))
     except InputError:

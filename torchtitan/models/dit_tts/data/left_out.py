@@ -1,4 +1,4 @@
-"""What a run, a preparation or a suggestion leaves out, in words: how many minutes, and the longest by name."""
+"""Sentences about the samples that a run, a preparation or a suggestion leaves out: minutes, and the longest by name."""
 
 from collections.abc import Iterable
 

@@ -68,7 +68,7 @@ def is_key(key: str) -> bool:
 
 
 def suffixes() -> list[str]:
-    """Of all members of a sample."""
+    """Return the suffixes of all members of a sample."""
     return [*(array.suffix for array in ARRAYS), METADATA_SUFFIX]
 
 

@@ -35,7 +35,7 @@ from torchtitan.models.dit_tts.data.references import MIN_FRAMES
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.tools.logging import logger
 
-_ROWS = 2**27  # third word of the key of a group's pairs, beside those of the order
+_ROWS = 2**27  # third word of the key of a group's pairs, in addition to those of the order
 _SLACK = (5, 10, 15, 20, 30, 50, 80, 120, 180, 250, 350, 500, 700, 1000, 3000)
 """Thousandths of the mean row that rows are larger, of which the first with which a trial fills them counts"""
 _ROUNDING = 10  # thousandths that whole global batches may add to it
@@ -310,7 +310,7 @@ class PackedSampler(GlobalBatchSampler):
 
     @property
     def bucket_batches_per_epoch(self) -> list[float]:
-        """Of the first group."""
+        """Global batches per epoch, from the first group of epochs."""
         return [self._batches_before(1) / self.policy.epochs]
 
     def batch(self, number: int) -> GlobalBatch:

@@ -25,7 +25,7 @@ WAIT_FACTOR = 3.0
 _CONNECT_SECONDS, _READ_SECONDS = 15, 60
 # Above the requests in flight, or the client's own pool of connections (10 in botocore) is the limit.
 _POOL_CONNECTIONS = 1024
-_HUB_DATASETS = "datasets/"  # begin of a dataset's path in the hub's filesystem
+_HUB_DATASETS = "datasets/"  # start of a dataset's path in the hub's filesystem
 
 USE_RANGES = "use a server that supports HTTP Range requests or copy the shards to a local folder"
 

@@ -21,7 +21,7 @@ _REFERENCE = [member.name for member in members.ARRAYS].index("reference")
 
 
 class Tokenizer(Protocol):
-    """What the loader asks of a tokenizer, from several threads."""
+    """The tokenizer's interface for the loader, which calls it from several threads."""
 
     pad_id: int
 
@@ -110,7 +110,7 @@ class RowLoader:
     than reading"""
 
     def fetch(self, rows: Sequence[Row]) -> Fetched:
-        """What of these rows lies behind URLs, requested at once."""
+        """Fetch those parts of the rows that are stored at URLs, with all requests at once."""
         pieces = [piece.sample for row in rows for piece in row.reference]
         return self.dataset.fetch([row.sample for row in rows], pieces)
 

@@ -1,4 +1,4 @@
-"""How often each sample comes per epoch: mixing of datasets, balancing of classes, durations.
+"""Expected draws of each sample per epoch: mixing of datasets, balancing of classes, durations.
 
 Within a dataset sample i, of class y with n_y samples and of duration d_i, is drawn in proportion to
 

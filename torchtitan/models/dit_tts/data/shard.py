@@ -59,7 +59,7 @@ class StoredSample(NamedTuple):
 
 
 class InvalidSample(Exception):
-    """What is wrong with a member, in a sentence without the tar's name, and its kind of `Problem`."""
+    """An invalid member, described in a sentence without the tar's name, and its kind of `Problem`."""
 
     def __init__(self, sentence: str, kind: str = "unusable"):
         super().__init__(sentence)

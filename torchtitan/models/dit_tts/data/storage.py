@@ -66,7 +66,7 @@ def shard_names(tar_paths: list[str]) -> list[str]:
 
 
 def sidecar_path(path: str) -> str:
-    """Where the index beside a tar lies: `.idx` after the name, before a URL's query."""
+    """Path of the index next to a tar: `.idx` after the name, before a URL's query."""
     name, question, query = path.partition("?") if is_remote(path) else (path, "", "")
     return name + ".idx" + question + query
 
@@ -173,7 +173,7 @@ def find_shards(path: str) -> list[str]:
 
 
 def _instead(piece: str) -> str:
-    """What to do about an entry without shards."""
+    """Return the advice for an entry without shards."""
     if not is_remote(piece) and os.path.isdir(local_path(piece)):
         below = matching_shards(os.path.join(glob.escape(local_path(piece)), "*", "*"))
         if folders := sorted({os.path.dirname(tar) for tar in below}, reverse=True):

@@ -21,7 +21,7 @@ class Distillation:
     """Targets of a student."""
 
     times: tuple[float, ...]
-    """begins of the student's intervals, from 1 on; the last interval ends at 0"""
+    """start times of the student's intervals, from 1 on; the last interval ends at 0"""
 
     steps: int
     """of the teacher in an interval, all of the same width, by Euler's method"""

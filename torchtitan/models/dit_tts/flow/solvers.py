@@ -18,7 +18,7 @@ class Step(NamedTuple):
     """at which the velocity is evaluated; the step begins at the first"""
 
     width: float
-    """from its begin to its end; negative"""
+    """from its start to its end; negative"""
 
     branches: tuple[Branch, ...]
     """of guidance, at each of these times"""
@@ -30,11 +30,11 @@ Velocity = Callable[[torch.Tensor, float, Step], torch.Tensor]
 """(latents (B, T, C), t, step) to velocity (B, T, C)."""
 
 History = list[tuple[Step, torch.Tensor]]
-"""Earlier steps of a sampling with the velocity at each one's begin; solvers of several steps append to it."""
+"""Earlier steps of a sampling with the velocity at the start of each; multistep solvers append to it."""
 
 
 class Solver(NamedTuple):
-    """How a step is taken.
+    """The rule by which a solver takes a step.
 
     Attributes:
         times: (start, end) of a step to the times at which the velocity is evaluated, the start first; as many as
@@ -86,7 +86,7 @@ def schedule_times(sampling: Sampling) -> list[float]:
 
 
 def plan_steps(sampling: Sampling) -> list[Step]:
-    """The steps of the solver, each with the guidance at its begin."""
+    """The steps of the solver, each with the guidance at its start."""
     steps = []
     for number, (t, end) in enumerate(pairwise(schedule_times(sampling))):
         is_forced = t > sampling.speaker_kv_min_t + 1e-6

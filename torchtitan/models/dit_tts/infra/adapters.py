@@ -1,4 +1,4 @@
-"""What [lora] trains over a frozen model: low-rank updates of the decoder's projections.
+"""Adapters of [lora]: trained low-rank updates of the decoder's projections over a frozen model.
 
 A low-rank update (LoRA; Hu et al. 2021, arXiv 2106.09685) of a matrix W is W + alpha / rank · B A. The matrices that
 are fused in one projection (q, k, v and gate; gate and up) have an update each. It is computed by a hook of the layer,

@@ -36,5 +36,5 @@ def moment() -> Any:
 
 
 def seconds_between(begin: Any, end: Any) -> float:
-    """Of two moments that have come."""
+    """Return the seconds between two recorded moments, both of which have been reached."""
     return end - begin if isinstance(begin, float) else begin.elapsed_time(end) / 1e3

@@ -124,7 +124,7 @@ class Progress:
         self._store = get_default_store() if dist.get_world_size() > 1 else None
 
     def at(self, step: int, part: int) -> None:
-        """Records that this rank is at `part` of `step`: 0 its begin, 1 its batches are loaded."""
+        """Records that this rank is at `part` of `step`: 0 its start, 1 its batches are loaded."""
         if self._store is not None:
             self._store.set(f"progress/{dist.get_rank()}", f"{step} {part}")
 

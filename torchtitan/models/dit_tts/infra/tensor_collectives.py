@@ -113,8 +113,8 @@ def column_product(
     x: torch.Tensor, weight: torch.Tensor, group: Group, sequence: bool = False
 ) -> torch.Tensor:
     """x (B, T, in) times this rank's rows of the weight, (B, T, out / ranks); with `sequence` x has this rank's
-    frames, and the result is laid out by ranks. In the backward pass one product runs beside the sum of x's
-    gradient, and the other one beside x's gathering."""
+    frames, and the result is laid out by ranks. In the backward pass one product runs during the sum of x's
+    gradient, and the other one during x's gathering."""
     return _ColumnProduct.apply(*cast_for_autocast(x, weight), group, sequence)
 
 

@@ -51,7 +51,7 @@ class _Linear(te.Linear):
 
 
 class TransformerEngineColumn(_Linear):
-    """As `MegatronColumn`; without a group it is the complete product."""
+    """Column-parallel layer like `MegatronColumn`; without a group it computes the complete product."""
 
     def __init__(self, linear: nn.Linear, group: dist.ProcessGroup | None, enters: bool, fp8: bool):
         ranks = group.size() if group is not None else 1
@@ -63,7 +63,7 @@ class TransformerEngineColumn(_Linear):
 
 
 class TransformerEngineRow(_Linear):
-    """As `MegatronRow`; without a group it is the complete product."""
+    """Row-parallel layer like `MegatronRow`; without a group it computes the complete product."""
 
     def __init__(self, linear: nn.Linear, group: dist.ProcessGroup | None, fp8: bool):
         ranks = group.size() if group is not None else 1

@@ -60,7 +60,7 @@ class Conditions:
 
 
 def condition_inputs(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """What the network takes of a batch beside noisy latents, as arguments of `encode_conditions`. Training, validation,
+    """Return a batch's inputs of the network other than noisy latents, as arguments of `encode_conditions`. Training, validation,
     samples, distillation and generation all read their batches here, so that none lacks what another has."""
     text, speaker = batch["text_ids"], batch["speaker"]
     packed: PackedStreams | None = batch["packed"]

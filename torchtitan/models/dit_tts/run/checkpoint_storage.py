@@ -209,7 +209,7 @@ def load_checkpoint(state: dict[str, Any], path: Path, no_dist: bool = False) ->
 
 
 def verify(path: Path, part: tuple[int, int] = (0, 1)) -> str | None:
-    """As `verify_files`; the first process also reads a checkpoint's table, which may be unreadable as it was written."""
+    """Verify files as `verify_files` does; the first process also reads a checkpoint's table, which may be corrupt as written."""
     problem = verify_files(path, part)
     if problem is None and part[0] == 0 and not is_exported(path):
         try:

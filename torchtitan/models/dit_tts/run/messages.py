@@ -1,4 +1,4 @@
-"""What a run says of itself when its training starts and ends."""
+"""Log messages at the start and at the end of a run's training."""
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ from torchtitan.models.dit_tts.run.checkpointing import RunCheckpointer
 def log_start(
     checkpointer: RunCheckpointer, model: nn.Module, step: int, device: torch.device, devices: str
 ) -> None:
-    """What is trained from which step, and warnings. `devices`: number and name of all ranks'."""
+    """Log what is trained from which step, and warnings. `devices`: number and name of all ranks' devices."""
     config = checkpointer.config
     steps, benchmark = config.training.steps, config.benchmark.enable
     if step >= steps:

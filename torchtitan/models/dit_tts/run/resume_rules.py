@@ -36,7 +36,7 @@ def trained_with(config: JobConfig) -> dict[str, Any]:
 
 
 def adapter_base(path: Path) -> dict[str, str]:
-    """What a manifest says of the weights that an adapter is for, so that it is never added to others."""
+    """Return a hash of the base's files for an adapter's manifest, so that it is never added to other weights."""
     files = manifest.read_manifest(path)["files"]
     hashes = json.dumps({name: each["xxh3"] for name, each in files.items()}, sort_keys=True)
     return {BASE: xxhash.xxh3_64_hexdigest(hashes.encode())}

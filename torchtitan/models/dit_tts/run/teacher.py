@@ -132,7 +132,7 @@ def _check(
 
 
 def distillation(config: JobConfig) -> Distillation:
-    """What a student learns."""
+    """Return the student's distillation settings, with the guidance of its teacher."""
     distill = config.distill
     guidance = load_run_config(Path(distill.teacher)).sampling
     return Distillation(tuple(distill.times), distill.teacher_steps, guidance)

@@ -28,7 +28,7 @@ the bytes of a PNG file; None is left out"""
 _WANDB_FILE, _IDENTITY = "wandb.json", ("entity", "project", "id")
 
 _FINISH_SECONDS = 30.0
-"""What W&B may still take for its uploads when a run ends; the rest stays on the disk"""
+"""Time limit of W&B's uploads when a run ends; the rest stays on the disk"""
 
 
 class Trackers:

@@ -24,7 +24,7 @@ _DIGIT_CHARS = 5
 
 @dataclass(frozen=True)
 class Match:
-    """How the lengths of the texts of one language go with those of their recordings.
+    """Rank correlation between the lengths of the texts of one language and those of their recordings.
 
     Attributes:
         explained: fraction of the variance of the recordings' ranks by length that those of the texts explain.

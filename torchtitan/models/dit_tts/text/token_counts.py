@@ -39,7 +39,7 @@ def count_text_tokens(
     words: Normalizer = AS_WRITTEN,
 ) -> np.ndarray:
     """Tokens (n,) int32 of each sample's text, or of the longer of both where its verbatim text may stand in for it,
-    counted once per shard and stored beside its index. A corrupt text counts its bytes; the loader decides what to do
+    counted once per shard and stored next to its index. A corrupt text counts its bytes; the loader decides what to do
     about it. `part`: as of `open_dataset`; others' stored counts are read. `words`: writes what the tokenizer reads."""
     number, parts = part
     shards = len(dataset.tar_paths)

@@ -1,1 +1,1 @@
-"""What a run measures while it trains: held-out loss at fixed times, speech samples and their scores."""
+"""Validation while a run trains: held-out loss at fixed times, speech samples and their scores."""

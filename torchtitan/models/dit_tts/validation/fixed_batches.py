@@ -97,7 +97,7 @@ class FixedSet:
         )
 
     def _shape(self, samples: np.ndarray, tokens: np.ndarray) -> tuple[int, int, int]:
-        """Of a batch as long as its longest sample, or of whole rows."""
+        """Return the shape of a batch that is as long as its longest sample, or of whole rows."""
         edge = self.data.max_frames
         if not self._whole_rows:
             (edge,) = choose_edges(self.dataset.frames[samples], 1, edge)

@@ -106,7 +106,7 @@ class SpeechSamples:
         rank, ranks: of the data-parallel ranks, which share the prompts.
         sharded: the blocks' weights are gathered only while they run.
         writes: whether this process writes scores.json and logs.
-        reports: whether this rank writes and scores what it has made; false where another one makes the same.
+        reports: whether this rank writes and scores what it has made; false where another rank makes the same.
         until_stopped: yields batches and prompts, and raises once the run is to end.
     """
 

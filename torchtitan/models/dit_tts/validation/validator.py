@@ -25,7 +25,7 @@ from torchtitan.tools.logging import logger
 
 @dataclass(eq=False)
 class Validator:
-    """What upstream's training loop calls after each step."""
+    """The validator, which upstream's training loop calls after each step."""
 
     config: JobConfig
     model: nn.Module
@@ -111,7 +111,7 @@ class Validator:
         self, row: dict[str, Any], step: int, began: float, group: str = "validation"
     ) -> None:
         seconds = time.perf_counter() - began
-        # A scorer may give a NaN, which JSON has not and which would win every comparison.
+        # A scorer may give a NaN, which JSON lacks and which would win every comparison.
         known = {
             name: None if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in row.items()

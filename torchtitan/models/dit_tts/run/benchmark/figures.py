@@ -66,7 +66,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 @dataclass
 class Recording:
-    """What one rank has recorded: seconds of each timed step, and sums over all of them."""
+    """Measurements of one rank: seconds of each timed step, and sums over all of them."""
 
     seconds: list[float]
     parts: list[dict[str, float]]

@@ -87,7 +87,7 @@ class BenchmarkRecorder:
             self._graphs = compiled_graphs()
 
     def seconds(self) -> tuple[list[float], list[dict[str, float]]]:
-        """Of each timed step, and of its parts. Waits for the device."""
+        """Return the seconds of each timed step, and of its parts. Waits for the device."""
         utils.device_module.synchronize()
         parts = []
         for marks in self._timed:

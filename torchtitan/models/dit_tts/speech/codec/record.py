@@ -1,4 +1,4 @@
-"""The codec that encoded a dataset, from the prepare.json beside it."""
+"""The codec that encoded a dataset, from the prepare.json next to it."""
 
 import os
 from collections.abc import Sequence

@@ -108,8 +108,8 @@ class Vocoder(nn.Module):
     def log_filters(
         self, log_mel: Tensor, pitch: Tensor, voiced: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Log gain and phase beside the minimum one of the pulses' filters, and log gain of the noise's, (B, F, bins) each,
-        of pitch in Hz (B, F) and voiced in [0, 1] (B, F)."""
+        """Log gain of the pulses' filters, their phase in addition to the minimum phase, and log gain of the noise's,
+        (B, F, bins) each, of pitch in Hz (B, F) and voiced in [0, 1] (B, F)."""
         about = torch.stack([(pitch / 150).log2() * voiced, voiced], -1)
         given = torch.cat([_scaled(log_mel), about], -1)
         gain, phase, noise_gain = self.filters(given).float().split(self.bins, -1)
