@@ -129,7 +129,9 @@ def cases(base: Sampling, dtype: str) -> Iterator[Case]:
 def parse(args: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("run", nargs="?", default="outputs/debug", help="folder of a trained run")
-    parser.add_argument("--test", default="", help="held-out shards; by default those next to its data")
+    parser.add_argument(
+        "--test", default="", help="held-out shards; by default those next to its data"
+    )
     parser.add_argument("--recognizer", default="", help="by default [samples] recognizer")
     parser.add_argument("--only", nargs="+", choices=GROUPS, default=GROUPS)
     parser.add_argument("--seeds", type=int, default=2, help="of the noise")

@@ -263,7 +263,9 @@ def _train(options: Options, base: Path, data: Path) -> None:
         of_base = read_toml(base / FINE_TUNE)
     record = read_record(data)
     if record is None:
-        raise InputError(f"{data / RECORD_NAME} is no record of titan-tts prepare; prepare again")
+        raise InputError(
+            f"{data / RECORD_NAME} is not a record of titan-tts prepare; prepare again"
+        )
     minutes = 60 * record["summary"]["train"]["hours"]
     steps = options.steps or next(n for limit, n in _MINUTES_TO_STEPS if minutes <= limit)
     if options.method == "lora" and not options.steps:  # 300 forget the other voices

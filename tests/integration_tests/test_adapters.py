@@ -169,4 +169,4 @@ def test_it_is_never_added_to_other_weights(made, tmp_path, capsys):
     start = f"--checkpoint.initial_load_path={made.folder / 'trained/checkpoint/step-3'}"
     over = made.adapt("over-a-checkpoint", *LORA, start)
     assert main(["export", str(over), str(tmp_path / "x"), "--adapter"]) == 2
-    assert "is no adapter's run over an exported folder" in capsys.readouterr().err
+    assert "is not an adapter's run over an exported folder" in capsys.readouterr().err

@@ -152,7 +152,7 @@ def test_a_step_that_fails_ends_the_command(base, tmp_path, finetune):
     said = fails(base, "list.jsonl", "new", "--keep=nowhere")
     assert "nowhere" in said and "$" not in said
     (tmp_path / "prepare.json").write_text("{}")
-    assert "prepare.json is no record of titan-tts prepare" in fails(base, "", "new")
+    assert "prepare.json is not a record of titan-tts prepare" in fails(base, "", "new")
     for given in ("--where=annotated=true", "--speaker=me"):
         assert f"{given.partition('=')[0]} is for recordings" in fails(base, "", "new", given)
 

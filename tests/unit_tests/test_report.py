@@ -110,7 +110,7 @@ def test_a_page_replaces_pages_of_its_own_command_only(tmp_path):
     path = tmp_path / "page.html"
     Page("t", [], generator="titan-tts one").write(path)
     check_page(path, "--out", "titan-tts one")
-    with pytest.raises(InputError, match="is no page of titan-tts two"):
+    with pytest.raises(InputError, match="is not a page of titan-tts two"):
         check_page(path, "--out", "titan-tts two")
 
 

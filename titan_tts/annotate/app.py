@@ -38,7 +38,7 @@ class Judgement(BaseModel):
     @classmethod
     def is_text(cls, value: str | None) -> str | None:
         if not is_utf8(value or ""):
-            raise ValueError("half a surrogate pair, which is no character")
+            raise ValueError("half a surrogate pair, which is not a character")
         return value
 
 

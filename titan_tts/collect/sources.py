@@ -82,7 +82,7 @@ def _listed(path: str) -> dict[str, str]:
             target = line if is_remote(line) else os.path.join(os.path.dirname(path), line)
             is_there = is_remote(line) or os.path.isfile(target)
             require(
-                is_there, f"{path} line {number}: {line} is no file; correct or remove the line"
+                is_there, f"{path} line {number}: {line} is not a file; correct or remove the line"
             )
             found[target] = plain_name(line)
     return found

@@ -82,7 +82,9 @@ def convert_back(options: Options, out: Path) -> str:
     """Writes an exported folder in another project's layout. Returns a report."""
     folder, project = Path(shipped_path(options.source)), PROJECTS[options.to]
     if not exported.is_exported(folder):
-        raise InputError(f"{folder} is no exported folder; give one that titan-tts convert wrote")
+        raise InputError(
+            f"{folder} is not an exported folder; give one that titan-tts convert wrote"
+        )
     if problem := verify_files(folder):
         raise InputError(f"{problem}; copy the folder again")
     config = load_run_config(folder)
@@ -124,7 +126,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         weights, texts = read_weights(path)
         header = parse_json(texts.get(_HEADER, "{}"))
         if not isinstance(header, dict):
-            raise ValueError(f"its {_HEADER} is no table")
+            raise ValueError(f"its {_HEADER} is not a table")
         return weights, header
 
 

@@ -48,7 +48,7 @@ def export(options: Options, out: Path) -> str:
     config, base = loaded.config, Path(str(loaded.config.checkpoint.initial_load_path))
     if options.adapter and (loaded.adapter is None or not exported.is_exported(base)):
         raise InputError(
-            f"--adapter, but {folder} is no adapter's run over an exported folder; leave --adapter out, which exports all "
+            f"--adapter, but {folder} is not an adapter's run over an exported folder; leave --adapter out, which exports all "
             "weights"
         )
     if not options.codec:

@@ -82,7 +82,7 @@ def open_voice(folder: Path, threads: int = 1) -> "OnnxVoice":
         for name, latents in voices.items():
             right = latents.shape[1:] == (channels,) and latents.dtype.kind == "f"
             if not right or not np.isfinite(latents).all():
-                raise ValueError(f"{name[:40]!r} is no array (frames, {channels}) of numbers")
+                raise ValueError(f"{name[:40]!r} is not an array (frames, {channels}) of numbers")
     graphs = {name: _graph(folder / f"{name}.onnx", threads) for name in GRAPHS}
     return OnnxVoice(folder, settings, reader, voices, graphs)
 

@@ -116,7 +116,7 @@ class Options(Columns):
                 raise InputError(f"{option} = {value}, but it must be {limit} and finite")
         require(
             re.fullmatch("([A-Za-z]{2,3}([-_][A-Za-z0-9]{1,8})*)?", self.language) is not None,
-            f"--language = {self.language!r} is no language code; give one such as en, de, en-us or zh-Hant",
+            f"--language = {self.language!r} is not a language code; give one such as en, de, en-us or zh-Hant",
         )
         require(
             not self.where or all(re.fullmatch("[^=]+=.+", each) for each in self.where.split(";")),
@@ -128,7 +128,7 @@ class Options(Columns):
             groups = 0
         require(
             groups > 0,
-            f"--speaker-pattern = {self.speaker_pattern!r} is no regular expression with parentheses around the "
+            f"--speaker-pattern = {self.speaker_pattern!r} is not a regular expression with parentheses around the "
             "part that is the speaker; give one such as '^([^_]+)_'",
         )
 

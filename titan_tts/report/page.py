@@ -196,7 +196,7 @@ def check_page(page: Path, option: str, generator: str) -> None:
     check_writable(page, option)
     if page.exists() and generator.encode() not in page.read_bytes()[:1024]:
         raise InputError(
-            f"{option}: {page} is no page of {generator}, so it is not overwritten; give another name"
+            f"{option}: {page} is not a page of {generator}, so it is not overwritten; give another name"
         )
 
 

@@ -75,9 +75,7 @@ def open_adapter(folder: Path, base: Path) -> tuple[Lora, Values]:
     """An adapter that `titan-tts export --adapter` wrote for the exported folder `base`."""
     path, again = folder / CONFIG, "export the adapter again"
     for name in (CONFIG, WEIGHTS, MANIFEST):
-        has_it = (
-            f"{folder} is no adapter of titan-tts export --adapter: it has no file {name}; {again}"
-        )
+        has_it = f"{folder} is not an adapter of titan-tts export --adapter: it has no file {name}; {again}"
         require((folder / name).is_file(), has_it)
     with reading(path, again):
         content = read_json_file(path)

@@ -87,7 +87,7 @@ def read_peft(folder: Path, model: nn.Module) -> tuple[Lora, dict[str, torch.Ten
             match = _KEY.fullmatch(key)
             name = match[1] if match else ""
             if f"{name}.lora_a" not in shapes:
-                raise ValueError(f"{key} is no update of a projection of the decoder")
+                raise ValueError(f"{key} is not an update of a projection of the decoder")
             a, b = (tensors[f"{_PREFIX}{name}.lora_{letter}.weight"] for letter in "AB")
             width, out = shapes[f"{name}.lora_a"][1], shapes[f"{name}.lora_b"][0]
             rank = len(a)

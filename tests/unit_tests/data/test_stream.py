@@ -272,5 +272,5 @@ def test_a_weight_that_is_none_is_named_where_it_is_asked_for(tmp_path, weight):
     build(tmp_path)
     refused(
         lambda: build(tmp_path, use_sample_weights=True),
-        "\"weight\" in the JSON of sample '000000:utt000003' is no number from 1e-6 to 1e6",
+        "\"weight\" in the JSON of sample '000000:utt000003' is not a number from 1e-6 to 1e6",
     )

@@ -138,7 +138,7 @@ def test_folders_that_are_no_export_are_refused(trained, tmp_path, capsys):
     for arguments, words in (
         ([str(trained), str(folder)], "exists already"),
         ([str(folder), new], "exported folder already"),
-        (adapter, "no adapter's run over an exported folder"),
+        (adapter, "not an adapter's run over an exported folder"),
         ([*adapter, "--dtype=bfloat16"], "without --voices and --dtype"),
         ([*adapter, "--voices=s0"], "without --voices and --dtype"),
     ):

@@ -200,7 +200,7 @@ def arrays(**values):
         ("step.onnx", other_weights, "another file"),
         ("length.onnx", unknown_operator, "length.onnx cannot be read"),
         ("filters.onnx", lambda path: shutil.copy(path.parent / "pitch.onnx", path), "it lacks"),
-        ("voices.npz", arrays(s2=np.zeros((5, 7))), "'s2' is no array (frames, 128)"),
+        ("voices.npz", arrays(s2=np.zeros((5, 7))), "'s2' is not an array (frames, 128)"),
         ("voices.npz", arrays(s2=np.full((5, 128), np.nan)), "of numbers"),
     ],
 )

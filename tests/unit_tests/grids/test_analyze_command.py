@@ -171,7 +171,7 @@ def test_an_earlier_analysis_is_replaced_and_not_searched_and_another_page_is_ke
     assert plots(analyze(run, out)) == {"configurations", "mine"}
     (tmp_path / "index.html").write_text("mine")
     assert cli.main(["analyze", str(run), "--out", str(tmp_path)]) == 2
-    assert "index.html is no page of titan-tts analyze" in capsys.readouterr().err
+    assert "index.html is not a page of titan-tts analyze" in capsys.readouterr().err
     assert (tmp_path / "index.html").read_text() == "mine"
 
 

@@ -51,9 +51,12 @@ MISTAKES = [
     ({"audio": AudioSettings(loudness=0.5)}, "--loudness = 0.5, but it must be between -70 and 0"),
     ({"audio": AudioSettings(max_silence=float("nan"))}, "--max-silence = nan, but"),
     ({"audio": AudioSettings(max_seconds=float("inf"))}, "--max-seconds = inf, but"),
-    ({"speaker_pattern": "(a"}, r"--speaker-pattern = '\(a' is no regular expression"),
+    ({"speaker_pattern": "(a"}, r"--speaker-pattern = '\(a' is not a regular expression"),
     ({"speaker_pattern": "^[^_]+_"}, "--speaker-pattern = .* with parentheses around"),
-    ({"language": "german"}, "--language = 'german' is no language code; give one such as en, de"),
+    (
+        {"language": "german"},
+        "--language = 'german' is not a language code; give one such as en, de",
+    ),
 ]
 
 

@@ -154,7 +154,7 @@ def test_a_teacher_of_another_codec_vocabulary_or_form(teacher, train, tmp_path,
     assert "a teacher cannot teach what it does not know" in capsys.readouterr().err
     assert train("run", "--training.steps=1") == 0
     assert train("of_run", *given, f"--distill.teacher={tmp_path / 'run'}") == 2
-    assert "run' is no exported folder; write one from a trained run" in capsys.readouterr().err
+    assert "run' is not an exported folder; write one from a trained run" in capsys.readouterr().err
 
 
 def test_a_plan_counts_the_teacher(teacher):

@@ -208,7 +208,7 @@ REFUSED = {
     "other weights": (config(init_lora_weights="pissa"), {}, "init_lora_weights = 'pissa'"),
     "biases": (config(bias="all"), {}, "bias = 'all'"),
     "magnitudes": (nothing, {"use_dora": True}, "lora_magnitude_vector"),
-    "other layers": (nothing, {"target_modules": ["adaln.up"]}, "no update of a proj"),
+    "other layers": (nothing, {"target_modules": ["adaln.up"]}, "not an update of a proj"),
     "a pattern": (config(alpha_pattern={"q.*": 3}), {}, "alpha_pattern names 'q.*'"),
     "no alpha": (config(lora_alpha=None), {}, peft_adapters.CONFIG),
     "a list": (lambda f: (f / peft_adapters.CONFIG).write_text("[]"), {}, peft_adapters.CONFIG),

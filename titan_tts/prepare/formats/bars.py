@@ -53,7 +53,7 @@ class Bars:
         self.path = os.path.join(source, _LIST_NAME) if os.path.isdir(source) else source
         require(
             self.recognizes(source),
-            f"{source}: has no {_LIST_NAME}, or is no list, with bars between path and text",
+            f"{source}: has no {_LIST_NAME}, or is not a list, with bars between path and text",
         )
         self.folder, self.name = os.path.split(self.path)
         numbered = self._rows()

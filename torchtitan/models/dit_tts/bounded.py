@@ -208,10 +208,10 @@ def as_weights(found: Any) -> dict[str, "Tensor"]:
         raise ValueError("not a dictionary of tensors")
     for name, value in found.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
-            raise ValueError(f"{str(name)[:80]} is no tensor")
+            raise ValueError(f"{str(name)[:80]} is not a tensor")
         is_plain = value.layout == torch.strided and value.device.type == "cpu"
         if not is_plain or not value.is_floating_point():
-            raise ValueError(f"{name} is no tensor of plain floating-point numbers")
+            raise ValueError(f"{name} is not a tensor of plain floating-point numbers")
         if value.numel() * value.element_size() > value.untyped_storage().nbytes():
             raise ValueError(f"{name} repeats its values")
         # The sum tells without a mask as large as the tensor; of finite values it may be infinite, too.

@@ -116,7 +116,7 @@ def _check_validation(config: JobConfig) -> None:
     ):
         allowed = ", ".join(name for name, (*_, better) in FIGURES.items() if better is not None)
         why = (
-            f"it is no figure that is measured; allowed are {allowed}, "
+            f"it is not a measured figure; allowed are {allowed}, "
             f"at one of times such as heldout_loss_at_0.9, of certain weights such as heldout_loss_raw, or an empty "
             f"string; figures of speech need [samples] freq and what measures them"
         )

@@ -31,7 +31,7 @@ from torchtitan.models.dit_tts.files import is_remote, local_path, shards_in
 
 
 def _of_type(value: Any, kind: Any) -> bool:
-    """Checks every element; a boolean is no number."""
+    """Checks every element; a boolean is not a number."""
     try:
         typeguard.check_type(
             value, kind, collection_check_strategy=typeguard.CollectionCheckStrategy.ALL_ITEMS

@@ -105,7 +105,7 @@ def sample_draws(data: Data, dataset: Dataset, selection: Selection) -> np.ndarr
     if weights is not None and np.isnan(weights).any():
         name = dataset.sample_id(int(samples[np.isnan(weights)][0]))
         raise InputError(
-            f"[data] use_sample_weights = true, but the \"weight\" in the JSON of sample '{name}' is no number from "
+            f"[data] use_sample_weights = true, but the \"weight\" in the JSON of sample '{name}' is not a number from "
             "1e-6 to 1e6; correct it or set use_sample_weights = false"
         )
     return draws_per_epoch(data, dataset.source[samples], selection.frames, codes, weights)

@@ -131,7 +131,7 @@ def caption_ids(metadata: Mapping[str, Any]) -> np.ndarray:
 
 
 def weight_of(metadata: Mapping[str, Any]) -> float:
-    """A sample's weight, from 1e-6 to 1e6; 1 where it has none, NaN where that is no such number."""
+    """A sample's weight, from 1e-6 to 1e6; 1 where it has none, NaN where that is not such a number."""
     value = metadata.get(WEIGHT)
     if value is None:
         return 1.0

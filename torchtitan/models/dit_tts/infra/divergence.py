@@ -67,7 +67,7 @@ class StepStats:
 def spike_limit(
     logs: list[float], sigmas: float, factor: float, hard_limit: float, lowest: float = math.inf
 ) -> float:
-    """The largest value that is no spike.
+    """The largest value that is not a spike.
 
     The limit is the larger of level · exp(max(sigmas · spread, ln factor)) and 1.25 times the highest value;
     at most level · hard_limit, and as much above the lowest level as `LOWEST_FACTOR` and the spread allow.

@@ -18,7 +18,7 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.run import manifest
 
 BASE = "lora.base"
-"""Entry of a manifest that is no key of the config: what a LoRA run was trained over"""
+"""Entry of a manifest that is not a key of the config: what a LoRA run was trained over"""
 
 _MISFIT = re.compile(
     r"Missing key in checkpoint state_dict: (?P<name>[^\s{]+)|Size mismatch between saved [^{]* for [^\s{]+"

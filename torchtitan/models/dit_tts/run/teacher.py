@@ -61,7 +61,7 @@ def with_teacher(config: JobConfig) -> JobConfig:
     about = f"[distill] teacher = {str(folder)!r}"
     require(
         is_exported(folder),
-        f"{about} is no exported folder; write one from a trained run: titan-tts export outputs/NAME FOLDER",
+        f"{about} is not an exported folder; write one from a trained run: titan-tts export outputs/NAME FOLDER",
     )
     teacher, files = load_run_config(folder), read_manifest(folder)["files"]
     mode = config.compile.mode if config.compile.enable else ""

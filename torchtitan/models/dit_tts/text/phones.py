@@ -56,7 +56,7 @@ class Phonemizer:
             preserve_punctuation=True,
             with_stress=True,
             language_switch="remove-flags",
-            # It warns where espeak-ng joins words, as in "in the", which is no mistake.
+            # It warns where espeak-ng joins words, as in "in the", which is not a mistake.
             logger=logging.Logger("phonemizer", logging.ERROR),
         )
         self._lock = threading.Lock()  # espeak-ng has one state per process
@@ -117,7 +117,7 @@ class Phonemizer:
 
 
 def _script_of(character: str) -> str:
-    """HEBREW or CJK; empty for what is no letter, or modifies the one before it, such as the Japanese "ー"."""
+    """HEBREW or CJK; empty for what is not a letter, or modifies the one before it, such as the Japanese "ー"."""
     is_letter = unicodedata.category(character) in ("Lu", "Ll", "Lt", "Lo")
     return unicodedata.name(character, "").partition(" ")[0] if is_letter else ""
 

@@ -80,7 +80,7 @@ def find_weights(name: str) -> tuple[Path, str]:
         return Path(hf_hub_download(name, RELEASED_FILE)), name
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         raise InputError(
-            f"codec = {name}, but that is no local path, and the hub's {RELEASED_FILE} cannot be loaded "
+            f"codec = {name}, but that is not a local path, and the hub's {RELEASED_FILE} cannot be loaded "
             f"({type(error).__name__}: {first_line(error)}); download it elsewhere and give the file's path"
         ) from None
 

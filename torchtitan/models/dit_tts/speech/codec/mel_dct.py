@@ -149,7 +149,7 @@ class MelDctCodec(Codec):
         """Waveforms (B, samples) in [-1, 1] at 16 kHz -> latents (B, ceil(samples / 640), 128) float32."""
         check_waveforms(waveforms)
         waveforms = self.to_whole_frames(waveforms.detach().to("cpu", torch.float32))
-        # One after another: on one core a batch is no faster, and so each is `encode`'s to the bit.
+        # One after another: on one core a batch is not faster, and so each is `encode`'s to the bit.
         coefficients = torch.stack([self.transform.analyse(waveform) for waveform in waveforms])
         return (coefficients - self.mean) / self.scale
 

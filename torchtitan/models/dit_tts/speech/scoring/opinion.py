@@ -20,7 +20,7 @@ class DNSMOS:
 
     It was trained on noisy speech and noise suppressors: it hears noise, clicks and distortion, but not
     wrong words, a wrong voice or dull prosody, and it was never trained on synthesized speech. It hears
-    16 kHz. Compare systems by it; the absolute value is no listening test.
+    16 kHz. Compare systems by it; the absolute value does not replace a listening test.
     """
 
     name = "DNSMOS P.835 overall"
