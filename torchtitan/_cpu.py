@@ -85,12 +85,13 @@ class CPUDeviceModule:
 
 
 def use_cpu_without_accelerator(utils: Any) -> None:
-    """Points TorchTitan at the CPU if torch sees no accelerator; otherwise does nothing. `utils`:
+    """Points TorchTitan at the CPU if torch sees no accelerator but Apple's MPS; otherwise does nothing. `utils`:
     `torchtitan.tools.utils`.
     """
     from torch._utils import _get_available_device_type
 
-    if _get_available_device_type() is not None:
+    # torch.mps lacks what TorchTitan asks of a device, such as its name, and MPS lacks float64.
+    if _get_available_device_type() not in (None, "mps"):
         return
     utils.device_type = "cpu"
     utils.device_module = CPUDeviceModule

@@ -1,4 +1,4 @@
-"""Our tree over torchtitan: from a checkout, from a wheel, in children, and beside upstream's own."""
+"""Our tree over torchtitan: from a checkout, from a wheel, in children, and next to upstream's own."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import sys
 import zipfile
 from importlib.metadata import distribution
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,6 +82,14 @@ def test_the_cpu_stands_in_where_there_is_no_accelerator():
     device.reset_peak_memory_stats()
     peak = device.memory_stats().get("active_bytes.all.peak", 1)
     assert 0 < peak < device.get_device_properties().total_memory
+
+
+@pytest.mark.parametrize("found, taken", [("mps", "cpu"), (None, "cpu"), ("cuda", "cuda")])
+def test_the_cpu_is_taken_where_torch_sees_mps_alone(found, taken, monkeypatch):
+    monkeypatch.setattr("torch._utils._get_available_device_type", lambda: found)
+    seen = SimpleNamespace(device_type=found, device_module=None)
+    _cpu.use_cpu_without_accelerator(seen)
+    assert seen.device_type == taken
 
 
 CHILD = """

@@ -85,7 +85,7 @@ def _work(
         settings: see `worker.collect_recording`.
     """
     from titan_tts.collect.folder import PARTIAL, is_complete
-    from titan_tts.jobs.devices import codec_devices
+    from titan_tts.jobs.devices import codec_devices, cores
     from titan_tts.jobs.engines import open_engine
     from titan_tts.jobs.run import Job, progress, run_jobs
 
@@ -100,7 +100,7 @@ def _work(
         return {}
     jobs.sort(key=lambda job: -job.work)  # the shortest fill the gaps at the end
     devices = codec_devices(options.device, options.engine)
-    most = min(_MAX_CPU_WORKERS, len(os.sched_getaffinity(0)))
+    most = min(_MAX_CPU_WORKERS, cores())
     count = options.workers or (min(len(jobs), most) if devices == ["cpu"] else len(devices))
     done = sum(source.size for source in sources.values()) - sum(job.work for job in jobs)
     function, failures = "titan_tts.collect.worker:collect_recording", dict[str, str]()

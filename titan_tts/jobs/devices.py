@@ -13,9 +13,16 @@ JOBS_WORTH_A_PROCESS = 32
 MAX_PROCESSES_PER_GPU = 4
 
 
+def cores() -> int:
+    """Cores that this process may use; all of the machine's where the system has no affinity, as on macOS."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def default_workers(jobs: int, devices: list[str], engine: str = "local") -> int:
     """Processes for this many short jobs: at most one per core, at least one per device."""
-    limit = len(os.sched_getaffinity(0))
+    limit = cores()
     if devices[0] != "cpu" and engine == "local":  # Ray gives each job a GPU of its own
         limit = min(limit, MAX_PROCESSES_PER_GPU * len(devices))
     return max(len(devices), min(limit, jobs // JOBS_WORTH_A_PROCESS), 1)

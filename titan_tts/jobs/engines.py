@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, cast
 
+from titan_tts.jobs.devices import cores
 from titan_tts.overlay import call_in_overlay
 from torchtitan.models.dit_tts.errors import InputError, first_line, require
 
@@ -69,7 +70,7 @@ def open_engine(name: str, workers: int, devices: list[str], here: bool = True) 
         )
     else:
         count = max(workers, len(devices))
-        threads = max(1, len(os.sched_getaffinity(0)) // count)
+        threads = max(1, cores() // count)
         in_turn = [devices[number % len(devices)] for number in range(count)]
         starts = [lambda each=each: _Process(each, threads) for each in in_turn]
         with _pool(starts, _wait_for_processes) as runner:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from titan_tts.jobs.devices import codec_devices
+from titan_tts.jobs.devices import codec_devices, cores
 from titan_tts.jobs.engines import open_engine
 from titan_tts.jobs.run import Job, progress, run_jobs
 from titan_tts.jobs.workspace import require_same, sweep, working_in
@@ -61,7 +61,7 @@ def _export(options: Options, out: Path) -> str:
         for (name, path), split, count in zip(shards.items(), splits, samples, strict=True)
         if not (out / files[name]).exists()
     ]
-    workers = options.workers or min(len(os.sched_getaffinity(0)), max(1, len(jobs)))
+    workers = options.workers or min(cores(), max(1, len(jobs)))
     left_out, function = set[str](), "titan_tts.share.export_shard:write_shard"
     with (
         open_engine(options.engine, max(workers, len(devices)), devices) as runner,

@@ -22,3 +22,9 @@ def test_devices_and_workers(device, engine, gpus, devices, jobs, workers, monke
     monkeypatch.setattr(jobs_devices.os, "sched_getaffinity", lambda pid: range(64))
     assert jobs_devices.codec_devices(device, engine) == devices
     assert jobs_devices.default_workers(jobs, devices, engine) == workers
+
+
+def test_macos_which_has_no_affinity_counts_all_cores(monkeypatch):
+    monkeypatch.delattr(jobs_devices.os, "sched_getaffinity")
+    monkeypatch.setattr(jobs_devices.os, "cpu_count", lambda: 9)
+    assert jobs_devices.cores() == 9

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import sys
 
 from torchtitan.models.dit_tts.errors import require
 
@@ -37,5 +38,6 @@ def _require(holds: bool, name: str, kind: str) -> None:
 
 
 def die_with_parent() -> None:
-    """Has the kernel send SIGTERM to this process when its parent dies, even of SIGKILL (Linux)."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    """Has Linux send SIGTERM to this process when its parent dies, even of SIGKILL; does nothing on macOS."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
