@@ -8,9 +8,10 @@ import threading
 from collections.abc import Callable
 from functools import cache, lru_cache
 from importlib.metadata import version
+from importlib.util import find_spec
 
 from torchtitan.models.dit_tts.added_tokens import NO_TOKENS, AddedTokens
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.text import english
 
 LANGUAGES = ("en", "zh", "ja")
@@ -60,21 +61,22 @@ AS_WRITTEN = Normalizer("")
 
 @cache
 def _reader(language: str) -> Callable[[str], str]:
-    """The function that reads a text: one for a process, whose grammars take a second to load. Threads take turns."""
+    """The function that reads a text: one for a process. Threads take turns. The grammars, which take a quarter of a
+    second to load, are loaded for the first text that needs them."""
     if language not in LANGUAGES:
         raise InputError(
             f"[encoder] normalize = {language!r} is not known; give one of: {', '.join(LANGUAGES)}; or leave it empty"
         )
-    try:
-        from wetext.utils import normalize
-    except ImportError as error:
-        raise InputError(
-            f"[encoder] normalize = {language!r} needs wetext: pip install 'titan-tts[speech]'"
-        ) from error
+    require(
+        find_spec("wetext") is not None,
+        f"[encoder] normalize = {language!r} needs wetext: pip install 'titan-tts[speech]'",
+    )
     lock, is_english = threading.Lock(), language == "en"
 
     def said(part: str) -> str:
         """A part in words. Where the grammar has no reading of it, its numbers alone are read."""
+        from wetext.utils import normalize
+
         try:
             found = normalize(part, lang=language, operator="tn")
         except Exception:  # an assertion of its parser; no text may end a run
