@@ -6,7 +6,7 @@ G / longest_per_row rows, as many frames as in a global batch of the longest buc
 
 **Filling.** The rows of an epoch begin as equal numbers of samples of its permutation. Then, sweep by sweep, each row
 that is too long in any stream meets a random partner, and the two exchange those two samples (or a sample and an empty
-slot) that make them most alike in all three: 1 % of slack is enough for rows of ten samples, 2 s for a million samples.
+slot) that make them most alike in all three: 1 % of slack is enough for rows of ten samples, 1 s for a million samples.
 
 **Groups of epochs.** The samples of `epochs` epochs are placed together: one epoch, or where data are few as many as
 fill whole global batches. Within a group each sample comes as often as in its epochs. Random numbers are raw words of a
@@ -43,7 +43,7 @@ _MIN_ROWS = 32  # placed together: among few, too few pairs fit
 _MAX_EPOCHS = 4096
 _TRIAL_SAMPLES, _TRIAL_SWEEPS, _SWEEPS, _ATTEMPTS = 1 << 17, 300, 1000, 5
 _UNITS = 1 << 12  # of a row, to compare streams
-_PAIRS = 64  # exchanged at once, so that the differences stay in cache
+_PAIRS = 256  # exchanged at once, so that the differences stay in cache
 
 
 @dataclass(frozen=True)
@@ -213,8 +213,8 @@ def fill_rows(
     table = np.full((rows, max_samples), n, np.int32)
     table[row_of, np.arange(n) - starts[row_of]] = np.arange(n)
     lengths = np.concatenate([lengths, np.zeros((1, 3), np.int64)])
-    units = np.ascontiguousarray((lengths * _UNITS // capacity).astype(np.int32).T)
-    loads = np.diff(_sums_before(units.T)[starts], axis=0).astype(np.int32).T.copy()
+    units = (lengths * _UNITS // capacity).astype(np.int32)
+    loads = np.diff(_sums_before(units)[starts], axis=0).astype(np.int32).T.copy()
     sums = np.diff(_sums_before(lengths)[starts], axis=0)
     over: np.ndarray = np.any(sums > capacity, axis=1)
     place = np.empty(rows, np.int64)
@@ -232,7 +232,7 @@ def fill_rows(
         for first in range(0, len(pairs), _PAIRS):
             left, right = pairs[first : first + _PAIRS].T
             left, i, right, j = _exchange(table, loads, units, left, right)
-            moved = lengths[table[left, i]] - lengths[table[right, j]]
+            moved = lengths.take(table[left, i], 0) - lengths.take(table[right, j], 0)
             sums[left] += moved
             sums[right] -= moved
         changed = pairs.ravel()
@@ -250,19 +250,27 @@ def _exchange(
 ) -> tuple[np.ndarray, ...]:
     """Let each of the rows `left` exchange the slot with its partner in `right` that makes them most alike: moving
     δ = u[j] - u[i] makes the difference v of their loads v - 2δ, in each stream. Returns the rows and slots exchanged."""
-    slots, pair = table.shape[1], np.arange(len(left))
-    of_left, of_right = 2 * units[:, table[left]], 2 * units[:, table[right]]
+    pair, none = np.arange(len(left)), len(units) - 1
+    of_left, of_right = table.take(left, 0), table.take(right, 0)
+    # Of the slots that no row uses the first is enough: of equal pairs the first counts.
+    used = ((of_left != none) | (of_right != none)).any(0)
+    slots = min(table.shape[1], int(used.nonzero()[0][-1]) + 2)
+    one, other = (
+        2 * np.ascontiguousarray(units.take(rows[:, :slots], 0).T) for rows in (of_left, of_right)
+    )
     v = (loads[:, right] - loads[:, left]).clip(-4 * _UNITS, 4 * _UNITS)  # squares fit 32 bits
-    cost = np.zeros((len(left), slots, slots), np.int32)
-    for one, other, difference in zip(of_left, of_right, v):
-        rest = (other - difference[:, None])[:, None, :] - one[:, :, None]
-        cost += rest * rest
-    flat = cost.reshape(len(left), -1)
+    other -= v[:, None]
+    cost = np.zeros((slots, slots, len(left)), np.int32)
+    for of_one, of_other in zip(one, other):
+        rest = of_other - of_one[:, None]
+        rest *= rest
+        cost += rest
+    flat = np.ascontiguousarray(cost.reshape(-1, len(left)).T)
     best = flat.argmin(1)
     better = flat[pair, best] < (v * v).sum(0)
     i, j = np.divmod(best[better], slots)
     left, right = left[better], right[better]
-    moved = units[:, table[right, j]] - units[:, table[left, i]]
+    moved = (units.take(table[right, j], 0) - units.take(table[left, i], 0)).T
     loads[:, left] += moved
     loads[:, right] -= moved
     table[left, i], table[right, j] = table[right, j], table[left, i]
@@ -331,7 +339,7 @@ class PackedSampler(GlobalBatchSampler):
         )
         drawn = self._stream.samples[places]
         rows = (self._batches_before(group + 1) - self._batches_before(group)) * self.batch_sizes[0]
-        lengths = policy.lengths[places]
+        lengths = policy.lengths.take(places, 0)
         neighbours = rows if epochs == 1 else max(_MIN_ROWS, rows // epochs)
         for attempt in range(_ATTEMPTS):
             words = np.random.Philox(np.random.SeedSequence((self.seed, group, _ROWS, attempt)))
