@@ -1,7 +1,7 @@
 """The next segment to decide about: the recognizers' least agreement comes first, skipped segments last."""
 
 import time
-from collections import deque
+from collections import OrderedDict
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -22,12 +22,19 @@ class Desk:
         # All edits of what is not decided are skips.
         waiting = (each for i, each in segments.items() if decision(self._edits[i]) is None)
         order = sorted(waiting, key=lambda one: (len(self._edits[one.id]), one.agreement, one.id))
-        self._waiting = deque(each.id for each in order)
+        self._waiting = OrderedDict.fromkeys(each.id for each in order)
+        # Kept up to date, so that a decision costs the same however many segments there are.
+        self._made = sorted(edit for edits in self._edits.values() for edit in edits)
+        self._done = self._rejected = self._microseconds = 0
+        self._hours = sum(each.seconds for each in segments.values()) / 3600
+        for segment in segments:
+            self._count(segment, 1)
 
     def next(self) -> Segment | None:
         """The segment that was taken back, else the first of those that were skipped least."""
         with self._lock:
-            return self.segments[self._waiting[0]] if self._waiting else None
+            first = next(iter(self._waiting), None)
+            return None if first is None else self.segments[first]
 
     def judge(self, segment: str, action: str, text: str, text_verbatim: str | None) -> None:
         """Keeps an accept, a reject or a skip. The same decision again, which a page may send after a lost answer, is
@@ -39,36 +46,48 @@ class Desk:
             edits = self._edits[segment]
             last = [(edit.action, edit.text, edit.text_verbatim) for edit in edits[-1:]]
             if action == "skip" or last != [now]:
-                edits.append(self._write(segment, *now))
-            if segment in self._waiting:
-                self._waiting.remove(segment)
+                edit = self._write(segment, *now)
+                self._count(segment, -1)
+                edits.append(edit)
+                self._made.append(edit)
+                self._count(segment, 1)
+            self._waiting.pop(segment, None)
             if decision(edits) is None:
-                self._waiting.append(segment)
+                self._waiting[segment] = None
 
     def undo(self) -> tuple[Segment, Edit]:
         """Takes back the last decision, whose segment comes next. Raises InputError where there is none."""
         with self._lock:
-            last = max((edits[-1] for edits in self._edits.values() if edits), default=None)
-            if last is None:
+            if not self._made:
                 raise InputError("there is nothing to undo")
+            last = self._made[-1]
             self._write(last.segment, "undo", None, None)
+            self._count(last.segment, -1)
+            self._made.pop()
             self._edits[last.segment].pop()
-            if last.segment in self._waiting:
-                self._waiting.remove(last.segment)
-            self._waiting.appendleft(last.segment)
+            self._count(last.segment, 1)
+            self._waiting[last.segment] = None
+            self._waiting.move_to_end(last.segment, last=False)
             return self.segments[last.segment], last
 
     def progress(self) -> dict[str, Any]:
         """Counts and hours of what is decided, and of all."""
         with self._lock:
-            found = {i: edit for i, edits in self._edits.items() if (edit := decision(edits))}
             return {
-                "done": len(found),
-                "rejected": sum(edit.action == "reject" for edit in found.values()),
+                "done": self._done,
+                "rejected": self._rejected,
                 "all": len(self.segments),
-                "hours_done": sum(self.segments[i].seconds for i in found) / 3600,
-                "hours": sum(each.seconds for each in self.segments.values()) / 3600,
+                "hours_done": self._microseconds / 3.6e9,
+                "hours": self._hours,
             }
+
+    def _count(self, segment: str, sign: int) -> None:
+        """Adds a segment to the progress, or takes it out of it."""
+        if edit := decision(self._edits[segment]):
+            self._done += sign
+            self._rejected += sign * (edit.action == "reject")
+            # Whole, as sums and differences of floats would drift.
+            self._microseconds += sign * round(self.segments[segment].seconds * 1e6)
 
     def _write(
         self, segment: str, action: str, text: str | None, text_verbatim: str | None

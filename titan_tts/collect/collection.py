@@ -45,14 +45,14 @@ def _write(output: Path) -> list[dict[str, Any]]:
 
     made_of = read_record(output)
     rows: list[dict[str, Any]] = []
-    vectors, owners = [], []
+    vectors, owners, sizes = [], [], set()
     for number, (file, name) in enumerate(sorted(made_of["files"].items())):
         if is_complete(output, file):
             records, embeddings = read_recording(output / FILES / file, file)
             rows += [record | {"source": name} for record in records]
             if records:
                 vectors.append(embeddings)
-                sizes = {each.shape[1] for each in vectors}
+                sizes.add(embeddings.shape[1])
                 other = f"has embeddings of another size than others ({sizes})"
                 require(len(sizes) == 1, f"{output / FILES / file}: {other}; {AGAIN}")
                 owners += [number] * len(records)

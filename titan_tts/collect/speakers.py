@@ -208,12 +208,13 @@ def _named(groups: np.ndarray, previous: np.ndarray, highest: int) -> np.ndarray
     _, first, groups, sizes = np.unique(
         groups, return_index=True, return_inverse=True, return_counts=True
     )
-    names = np.zeros(len(sizes), np.int64)
+    names, taken = np.zeros(len(sizes), np.int64), set[int]()
     pairs, shared = np.unique(np.stack([groups, previous], 1), axis=0, return_counts=True)
     for number in np.lexsort((pairs[:, 1], -shared)):
-        group, name = pairs[number]
-        if name > 0 and not names[group] and name not in names:
+        group, name = pairs[number].tolist()
+        if name > 0 and not names[group] and name not in taken:
             names[group] = name
+            taken.add(name)
     new = np.flatnonzero(names == 0)
     new = new[np.lexsort((first[new], -sizes[new]))]
     names[new] = max(highest, int(previous.max())) + 1 + np.arange(len(new))
