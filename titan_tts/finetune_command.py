@@ -36,6 +36,10 @@ _BATCH = 16
 _MINUTES_TO_STEPS = ((20.0, 400), (math.inf, 1000))
 """Up to so many minutes of training data -> steps. benchmarks/README.md has the trials"""
 
+_VALIDATIONS, _LEAST_STEPS, _STEPS_PER_SAMPLE = 3, 40, 32
+"""Validations of a training, the fewest steps from one to the next, and steps for each sample that one measures, of the
+held-out and of the training ones: a tenth of the training's time"""
+
 _RATES = {"full": 0.1, "lora": 0.3}
 """Method -> fraction of the base's learning rate"""
 
@@ -295,7 +299,8 @@ def _train(options: Options, base: Path, data: Path) -> None:
         "data.batch_multiple": 4,
         "data.batching": "buckets",
         "ema.decays": "0.9,0.99",
-        "validation.freq": max(1, steps // 5),
+        "validation.freq": max(-(-steps // _VALIDATIONS), _LEAST_STEPS),
+        "validation.samples": max(4, steps // _STEPS_PER_SAMPLE),
         "validation.keep_best": "best_heldout_loss",
         "checkpoint.interval": max(1, steps // 2),
     }

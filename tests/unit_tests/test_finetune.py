@@ -71,18 +71,19 @@ def test_another_base_or_method_is_not_continued(finetune, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "minutes, method, given, steps, lr",
+    "minutes, method, given, steps, lr, validations",
     [
-        (1.0, "full", 0, 400, 0.002),
-        (20.0, "full", 0, 400, 0.002),
-        (20.1, "full", 0, 1000, 0.002),
-        (20.0, "lora", 0, 133, 0.006),
-        (21.0, "lora", 0, 333, 0.006),
-        (21.0, "lora", 450, 450, 0.006),
+        (1.0, "full", 0, 400, 0.002, (134, 12)),
+        (20.0, "full", 0, 400, 0.002, (134, 12)),
+        (20.1, "full", 0, 1000, 0.002, (334, 31)),
+        (20.0, "lora", 0, 133, 0.006, (45, 4)),
+        (21.0, "lora", 0, 333, 0.006, (111, 10)),
+        (21.0, "lora", 450, 450, 0.006, (150, 14)),
+        (1.0, "full", 20, 20, 0.002, (40, 4)),  # at the end alone
     ],
 )
 def test_steps_follow_the_minutes_and_the_rate_the_method(
-    finetune, minutes, method, given, steps, lr
+    finetune, minutes, method, given, steps, lr, validations
 ):
     options = f"--method={method}", f"--steps={given}", "--nproc=2", "--data.seed=3"
     train = finetune(SECONDS, minutes / 60, *options)["train"]
@@ -93,7 +94,8 @@ def test_steps_follow_the_minutes_and_the_rate_the_method(
     assert keys["--data.path"] == "data/train" and keys["--validation.path"] == "data/heldout"
     assert keys["--lora.rank"] == ("16" if method == "lora" else "0")
     assert keys["--checkpoint.initial_load_path"] == "out/base"
-    assert int(keys["--validation.freq"]) == steps // 5
+    freq, samples = validations
+    assert (keys["--validation.freq"], keys["--validation.samples"]) == (str(freq), str(samples))
 
 
 @pytest.mark.parametrize("wanted, held", [(12, 4), (20, 5), (70, 7)])
