@@ -66,6 +66,7 @@ def test_sizes_that_differ_from_the_flavors():
         (["dim=64", "dim=32"], "'dim=32', but each"),
         (["dim=6.5"], "dim must be a int from 1"),
         (["n_layers=0"], "n_layers must be a int from 1 to 1048576"),
+        (["mlp_dim=1048577"], "mlp_dim must be a int from 1 to 1048576"),
         (["norm_eps=nan"], "norm_eps must be a float from 0"),
         (["text_projection=no"], "has 'text_projection=no'"),
         (["text_projection=1"], "must be true or false"),

@@ -20,6 +20,7 @@ class FolderServer(http.server.ThreadingHTTPServer):
         honour_ranges: False to send complete files whatever is asked.
         deny: names that are answered with 403.
         requests: count of the requests, by method.
+        targets: what was asked for, path and query.
         peak_in_flight: maximum number of requests that were in flight at once.
     """
 
@@ -36,6 +37,7 @@ class FolderServer(http.server.ThreadingHTTPServer):
         self.honour_ranges = True
         self.deny: set[str] = set()
         self.requests: Counter[str] = Counter()
+        self.targets: set[str] = set()
         self.peak_in_flight = 0
         self._in_flight = 0
         self._changed = threading.Condition()
@@ -51,10 +53,11 @@ class FolderServer(http.server.ThreadingHTTPServer):
     def handle_error(self, *_: object) -> None:
         """Print nothing: clients that were killed leave broken connections."""
 
-    def begin(self, method: str) -> bool:
+    def begin(self, method: str, target: str) -> bool:
         """Count a request; return whether it is to fail."""
         with self._changed:
             self.requests[method] += 1
+            self.targets.add(target)
             self._in_flight += 1
             self.peak_in_flight = max(self.peak_in_flight, self._in_flight)
             fails = method == "GET" and self.fail_first > 0
@@ -88,7 +91,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._answer(with_body=True)
 
     def _answer(self, with_body: bool) -> None:
-        fails = self.server.begin(self.command)
+        fails = self.server.begin(self.command, self.path)
         try:
             # Before the answer leaves, or the next request may be counted first.
             status, headers, body = self._prepare(fails)

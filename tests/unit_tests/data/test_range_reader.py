@@ -193,6 +193,7 @@ def test_signed_urls_have_the_batches_of_the_disk_whatever_the_signature(served)
     renewed.load_state_dict(first.state_dict())
     assert samples_of(take(local, 30)) == samples_of(take(renewed, 30))
     assert "X-Signature" not in renewed.dataset.sample_id(0)
+    assert "/000001.tar.idx?X-Signature=one" in served.targets
 
 
 def test_a_sidecar_of_another_tar_is_not_taken(served, tmp_path):

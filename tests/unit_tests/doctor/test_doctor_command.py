@@ -54,6 +54,12 @@ def test_inspect_prints_a_table_or_json(folder, capsys):
     assert found["rare_characters"] == {"\u200b": 1, "Ж": 1, "”": 1, "“": 2}
     assert (found["frames_per_second"], len(found["labels"]["speaker"]["most"])) == (50, 2)
     assert printed.err == ""
+    few = sound_samples()  # of few texts a hundredth is less than one
+    for number, letters in {7: "Жé", 9: "é"}.items():
+        few[number].metadata["text"] += letters
+    write_shards(folder / "few", few)
+    assert data("inspect", "few", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["rare_characters"] == {"Ж": 1}
 
 
 @pytest.mark.parametrize("command", ["inspect", "doctor"])
