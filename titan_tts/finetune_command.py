@@ -239,11 +239,14 @@ def _fraction_held_out(options: Options) -> float:
     from titan_tts.records.columns import drawn
     from titan_tts.records.utterance import Utterance
 
-    preparing = Preparing(options.recordings, "", speaker=options.speaker or "any")
+    nobody = "\0"  # no list has that name
+    preparing = Preparing(options.recordings, "", speaker=options.speaker or nobody)
     try:
         listed = [item for item in open_corpus(preparing).items() if isinstance(item, Utterance)]
     except InputError:
         return 0.1  # `prepare` tells it, below the command that has the options to name
+    named = all(item.speaker != nobody for item in listed)
+    require(named, f"{options.recordings}: has no speakers; name the voice by --speaker NAME")
     items = [item for item in listed if is_wanted(item, options.where)]
     if len(items) < 2 or any(item.split == "heldout" for item in items):
         return 0.0

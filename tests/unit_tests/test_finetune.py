@@ -119,3 +119,16 @@ def test_how_many_recordings_are_held_out(finetune, tmp_path, wanted, held):
     fraction = float(given["--heldout-fraction"])
     digests = (hashlib.sha256(f"0\0{key}".encode()).digest() for key in keys[30:])
     assert sum(int.from_bytes(each[:8], "little") < fraction * 2**64 for each in digests) == held
+
+
+def test_a_list_without_speakers_is_refused_in_a_sentence(finetune, tmp_path, capsys):
+    rows = [{"text": "one", "audio": f"{number}.wav", "speaker": "ann"} for number in range(4)]
+    (tmp_path / "out/data").symlink_to(tmp_path / "data")
+    finetune.recordings = "list.jsonl"
+    for row in rows[2:]:
+        del row["speaker"]
+    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert main(["finetune", "base", "list.jsonl", "out"]) == 2
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert line.endswith("list.jsonl: has no speakers; name the voice by --speaker NAME")
+    assert "--speaker" in finetune(SECONDS, 1.0, "--speaker=bob")["prepare"]

