@@ -182,7 +182,7 @@ def in_data_loader(
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a sample's arrays lie: file descriptor, then (offset, frames) of each."""
+    """Place of a sample's arrays: file descriptor, then (offset, frames) of each."""
 
     key: str
     descriptor: int

@@ -234,7 +234,7 @@ def main(args: list[str]) -> int:
 
 
 def check_aims(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By the median over rounds of the ratio of CPU time, one process."""
+    """Return each aim and whether it is met, by the median over rounds of the ratio of CPU time, one process."""
     aims = []
     for summary in (run["summary"] for run in runs if run["workers"] == 0):
         ratio = summary[WEBDATASET][f"cpu_us_over_{OURS}"]["median"]

@@ -205,7 +205,7 @@ def _titan_tts(*arguments: str) -> None:
 
 
 class _Ended(Exception):
-    """With a command's exit status."""
+    """A command has ended with this exit status."""
 
 
 def _prepared(options: Options, base: Path) -> Path:

@@ -13,7 +13,7 @@ MIN_CONFIDENCE = 0.4
 it gives English texts, and in 3 % of English ones"""
 
 MAX_SNR_DB = 100.0
-"""Also of speech whose pauses are digital silence"""
+"""Upper limit of the SNR, also the value of speech whose pauses are digital silence"""
 
 _NEAR = 500  # frames of 10 ms before and after a segment whose pauses tell its noise
 _EDGE = 10  # frames next to speech that are taken for neither: the detector is that exact

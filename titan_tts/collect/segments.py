@@ -19,7 +19,7 @@ _SMOOTHING = 5  # frames of 10 ms over which the quietest place is looked for
 
 
 class Limits(NamedTuple):
-    """In ms; `longest` is at least twice `shortest`, so that what is too long can always be cut."""
+    """Lengths in ms; `longest` is at least twice `shortest`, so that what is too long can always be cut."""
 
     shortest: int
     longest: int

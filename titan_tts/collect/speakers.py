@@ -123,7 +123,7 @@ def cluster(
     previous: np.ndarray,
     highest: int = 0,
 ) -> np.ndarray:
-    """Which segments have one speaker: labels (n,) int64 from 1.
+    """Cluster segments by speaker: labels (n,) int64 from 1.
 
     Two clusters become one while the average cosine of their pairs is at least `threshold`, the most alike first: the
     segments of each file, then the means of these clusters over all files. This is done with the segments from

@@ -1,4 +1,4 @@
-"""Where a recording has speech: Silero's voice activity detector, in pieces of bounded memory.
+"""Detection of a recording's speech: Silero's voice activity detector, in pieces of bounded memory.
 
 The wheel silero-vad brings the network as TorchScript, which needs torch alone. It is loaded as a file: importing the
 package would set torch's number of threads for the whole process.

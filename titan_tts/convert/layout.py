@@ -1,4 +1,4 @@
-"""Which tensors of Echo-TTS and Irodori-TTS are which of ours, and how they lie in them: both directions of a
+"""Names and layouts of Echo-TTS's and Irodori-TTS's tensors among ours: both directions of a
 conversion follow from one table. Both projects have the same names.
 
 Theirs has a matrix for each of q, k, v, gate, and a rotary pair in neighbouring channels. Ours fuses matrices, block
@@ -191,7 +191,7 @@ def to_theirs(table: Table, ours: Mapping[str, Tensor], where: Path) -> dict[str
 
 
 def _compare(found: Mapping, wanted: Mapping, where: Path) -> None:
-    """By names, and by shapes where both have the name."""
+    """Raise InputError unless the tensors have the same names, and the same shapes by name."""
     faults = {
         "missing": [name for name in wanted if name not in found],
         "unknown": [name for name in found if name not in wanted],

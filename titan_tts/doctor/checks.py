@@ -1,4 +1,4 @@
-"""From indexes and measurements to findings. No check reads the arrays."""
+"""Checks that make findings of indexes and measurements. No check reads the arrays."""
 
 import os
 from collections.abc import Callable

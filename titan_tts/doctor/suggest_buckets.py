@@ -107,7 +107,7 @@ def split_paths(dataset: Dataset, paths: Sequence[str], chosen: np.ndarray) -> l
 
 
 def bucket_choices(frames: np.ndarray, max_frames: int) -> list[dict[str, Any]]:
-    """For 1 to `MAX_BUCKETS` buckets: their edges and the useful fraction of the padded frames."""
+    """Return edges and the useful fraction of the padded frames, for 1 to `MAX_BUCKETS` buckets."""
     choices = []
     for buckets in range(1, MAX_BUCKETS + 1):
         edges = np.array(choose_edges(frames, buckets, max_frames))

@@ -127,7 +127,7 @@ def figures_of(row: Row, prompts: Sequence[Prompt], fps: float) -> dict[str, dic
 
 
 def _plain(interval: Interval) -> dict[str, float | None]:
-    """For JSON, which has no NaN."""
+    """Return an interval for JSON, which has no NaN."""
     values = {name: getattr(interval, name) for name in ("value", "low", "high")}
     return {name: float(v) if math.isfinite(v) else None for name, v in values.items()}
 

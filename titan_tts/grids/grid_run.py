@@ -152,7 +152,7 @@ class GridRun:
         return ""
 
     def _largest_batch(self, cell: Cell) -> int:
-        """By trials of a few steps in runs of their own, which the repeats of a cell share."""
+        """Search the largest batch by trials of a few steps in separate runs, which the repeats of a cell share."""
         folder = self.folder / "trials" / fingerprint(cell.group)
 
         def fits(batch: int) -> bool:

@@ -154,7 +154,7 @@ def _scaling(content: Content) -> Iterator[Part]:
 
 
 def _all_runs(content: Content) -> Iterator[Part]:
-    """By samples/s, those without any last; the factors that vary, and the figures that any run has."""
+    """Yield the table of all runs, sorted by samples/s, those without any last: the factors that vary, and the figures that any run has."""
     runs = content["all"]
     known = (*COLUMNS, *FIGURES)
     factors = [

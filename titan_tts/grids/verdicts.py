@@ -50,7 +50,7 @@ def growth(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
 
 
 def best(rows: Sequence[Row], names: Sequence[str], figures: Sequence[str]) -> list[dict[str, Any]]:
-    """For each combination of NO_ALTERNATIVES the cell of the highest mean throughput."""
+    """Return the cell of the highest mean throughput for each combination of NO_ALTERNATIVES."""
     groups = grouped(means(rows, names, figures), kept_apart(names)).values()
     return [dict(max(group, key=lambda row: row[SPEED])) for group in groups]
 

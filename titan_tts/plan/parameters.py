@@ -73,7 +73,7 @@ class Model:
 
     @property
     def frozen(self) -> int:
-        """With a text encoder outside the model and a teacher, which is as large as the student."""
+        """Frozen parameters, with a text encoder outside the model and a teacher, which is as large as the student."""
         teacher = self.trained if self.args.teacher_passes else 0
         inside = sum(prod(each.shape) for each in self.weights if not each.trained)
         return inside + self.encoder_parameters + teacher

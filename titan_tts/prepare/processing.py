@@ -1,4 +1,4 @@
-"""From a decoded recording to the waveform that is encoded: silence, loudness, filters.
+"""Processing of a decoded recording to the waveform that is encoded: silence, loudness, filters.
 
 decoded (n, channels) at any rate
   -> mean of the channels, the codec's rate

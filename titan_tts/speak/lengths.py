@@ -56,7 +56,8 @@ _ENDS_ITSELF = "but this model decides itself where the speech ends; leave it ou
 
 
 def speech_end(latents: Tensor) -> int:
-    """Where the speech ends in latents (T, C), at least 1: at the first `_SILENT_FRAMES` after it has begun."""
+    """Return the frame at which the speech ends in latents (T, C), at least 1: the start of the first
+    `_SILENT_FRAMES` behind it."""
     silent = latents.square().mean(-1).sqrt() < _SILENT_RMS
     begin = int((~silent).int().argmax())
     silent = torch.cat([silent[begin:], silent.new_ones(_SILENT_FRAMES)])

@@ -1,4 +1,4 @@
-"""When each word of a text is said in its speech, by the forced alignment of `text/aligner.py`.
+"""Times of a text's words in its speech, by the forced alignment of `text/aligner.py`.
 
 A model of [model] text_positions = "aligned" has an aligner of its own characters or phones and latents. For any other
 model the base voice's is used, by phones, over the sound as its codec encodes it.

@@ -126,7 +126,7 @@ def step(
 
 
 def items(settings: Settings) -> list[Item]:
-    """For each flavor the config's own step first, then what may be faster or is its counterpart."""
+    """Return the items of each flavor: the config's own step first, then what may be faster or is its counterpart."""
     listed = []
     for flavor in settings.flavors:
         config = tomllib.loads((ROOT / "train_configs" / _CONFIGS[flavor]).read_text())

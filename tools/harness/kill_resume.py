@@ -174,7 +174,7 @@ def wait_for_step(run: runs.Run, step: int) -> None:
 
 
 def _wait_until_it_runs(life: runs.Run, since: float) -> None:
-    """Where the steps that are waited for are those of the life before."""
+    """Wait until a life trains, so that the steps waited for later are not those of the life before."""
     deadline = time.monotonic() + 240
     while life.poll() is None:
         state = json.loads((life.folder / "state.json").read_text())

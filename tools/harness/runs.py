@@ -82,7 +82,7 @@ class Run:
                     pass
 
     def signal(self, number: int) -> None:
-        """To the process that a user or a scheduler knows: the launcher, or one rank of the forked."""
+        """Signal the process that a user or a scheduler knows: the launcher, or one rank of the forked ones."""
         os.kill(self.processes[-1].pid, number)
 
     def metrics(self) -> dict[int, dict]:

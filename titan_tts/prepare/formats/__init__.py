@@ -129,7 +129,7 @@ def unreadable(path: str, error: OSError | ValueError) -> InputError:
 
 
 def say_unlisted(error: OSError) -> None:
-    """For `os.walk`, which else leaves a folder out without a word."""
+    """Report a folder that `os.walk` cannot list and would leave out silently."""
     show(f"{error.filename}: cannot be listed ({error.strerror}), so what it holds is left out")
 
 

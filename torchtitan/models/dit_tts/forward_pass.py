@@ -38,7 +38,7 @@ def measure(batch: dict[str, Any], rows: TextRows | None) -> MicroBatch:
 
 
 def packed_streams(batch: dict[str, Any], patch_size: int) -> PackedStreams | None:
-    """Where the samples of a packed batch are; None of a padded one."""
+    """Return the streams of a packed batch; None of a padded one."""
     if "longest" not in batch:
         return None
     patches = -(-batch["speaker_frames"] // patch_size)

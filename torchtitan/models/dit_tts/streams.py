@@ -6,7 +6,7 @@ import torch
 
 
 class Stream(NamedTuple):
-    """Where the samples of one row of L positions are; it may have padding behind the last one.
+    """Places of the samples in one row of L positions, which may have padding behind the last one.
 
     Attributes:
         segment: (L,) int64, sample of each position, in padding the last one.

@@ -152,7 +152,7 @@ def _build_dataloader(*, job_config: JobConfig, **kwargs: Any) -> LatentDataLoad
 def _parallelize(
     model: DiTTTSModel, parallel_dims: ParallelDims, job_config: JobConfig
 ) -> DiTTTSModel:
-    """By [parallelism] backend, after [lora]."""
+    """Add the adapter of [lora], then parallelize the model by the [parallelism] backend."""
     add_adapter(model, job_config.lora)
     if job_config.parallelism.backend == "megatron":
         from torchtitan.models.dit_tts.infra.parallelize_megatron import parallelize_megatron

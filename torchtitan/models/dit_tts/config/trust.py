@@ -1,4 +1,4 @@
-"""Which configs may name functions to call."""
+"""Rules for configs that name functions to call."""
 
 from typing import Any
 

@@ -193,7 +193,7 @@ class GlobalBatchSampler:
 
     @property
     def batches_per_epoch(self) -> float:
-        """On average over epochs; below 1 where a batch is larger than the data."""
+        """Global batches per epoch, on average; below 1 where a batch is larger than the data."""
         return sum(self.bucket_batches_per_epoch)
 
     @property

@@ -29,7 +29,7 @@ ALIGNMENT = 8
 
 @dataclass(frozen=True)
 class Selection:
-    """Which samples a run uses.
+    """The samples that a run uses.
 
     Attributes:
         samples, frames: (n,) int64 numbers in the dataset, ascending, and their frames.

@@ -96,7 +96,7 @@ class Collator:
             raise RuntimeError("the loader was closed")
 
     def collate(self, batch: GlobalBatch, first: int, rows: int) -> Batch:
-        """So many rows of a global batch, from row `first` on. Thread-safe."""
+        """Collate `rows` rows of a global batch, from row `first` on. Thread-safe."""
         T, L, R = self.shapes[batch.bucket]
         planned = self._rows(batch, slice(first, first + rows), [R] * rows)
         arrays = self._arrays(rows, T, R)

@@ -1,4 +1,4 @@
-"""Where the bytes of a sample lie in its tar, and how they come into a batch."""
+"""Byte ranges of a sample in its tar, and reading of them into a batch."""
 
 from collections.abc import Callable
 from itertools import accumulate, pairwise
@@ -18,7 +18,7 @@ _MAX_GAP_BYTES = 1 << 16
 
 
 class SampleExtents(NamedTuple):
-    """Where members of a sample lie: arrays in the order of `members.ARRAYS`, then the JSON.
+    """Byte ranges of a sample's members: arrays in the order of `members.ARRAYS`, then the JSON.
 
     Attributes:
         spans: byte ranges [start, stop) of the tar.

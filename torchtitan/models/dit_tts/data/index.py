@@ -163,7 +163,7 @@ def build_index(source: ShardFile) -> ShardIndex:
 
 
 def _sidecar_paths(tar_path: str) -> list[str]:
-    """Where the sidecar of a tar may be, in order of preference."""
+    """Return the possible paths of a tar's index, in order of preference."""
     real = plain_name(tar_path) if is_remote(tar_path) else os.path.realpath(tar_path)
     digest = hashlib.sha256(os.fsencode(real)).hexdigest()[:20]
     cached = f"{user_cache_folder('index')}/{digest}-{os.path.basename(real)[:100]}.idx"

@@ -28,7 +28,7 @@ def left_out_words(
 def samples_left_out(
     dataset: Dataset, left: np.ndarray, frames_per_second: float, among: np.ndarray | None = None
 ) -> str:
-    """For the samples where `left` (n,) is true, of all or of those where `among` (n,) is; empty: there are none."""
+    """Return a sentence about the samples where `left` (n,) is true, of all or of those where `among` (n,) is; else empty."""
     out = np.flatnonzero(left)
     if not len(out):
         return ""

@@ -78,7 +78,7 @@ class Row(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where a row is written: arrays in the order of `members.ARRAYS`, (T or R, width), text_ids and positions (L,), and
+    """The arrays that a row is written into: arrays in the order of `members.ARRAYS`, (T or R, width), text_ids and positions (L,), and
     caption_ids (C,)."""
 
     arrays: Sequence[np.ndarray]

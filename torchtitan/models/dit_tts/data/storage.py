@@ -1,4 +1,4 @@
-"""Where shards are and how their bytes are read: a local disk or any store that fsspec knows.
+"""Storage of shards, and reading of their bytes: a local disk or any store that fsspec knows.
 
 >>> find_shards("s3://corpus/train-{000000..000002}.tar")
 ['s3://corpus/train-000000.tar', 's3://corpus/train-000001.tar', 's3://corpus/train-000002.tar']

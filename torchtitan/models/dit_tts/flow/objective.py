@@ -42,7 +42,7 @@ class NoisyBatch:
 
     @property
     def keep(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Of text, speaker and caption."""
+        """Keep masks of text, speaker and caption."""
         return self.keep_text, self.keep_speaker, self.keep_caption
 
 

@@ -139,7 +139,7 @@ def _varlen_kernel(q: torch.Tensor) -> Callable[..., torch.Tensor]:
 
 
 class GuidedKeys(NamedTuple):
-    """For samplers: N copies of a batch of B rows, each with or without text, speaker and caption. A copy attends to
+    """Keys of guided sampling: N copies of a batch of B rows, each with or without text, speaker and caption. A copy attends to
     the keys that it has; all copies share the B rows of the conditions."""
 
     copies: tuple[tuple[bool, ...], ...]

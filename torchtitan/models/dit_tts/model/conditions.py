@@ -41,7 +41,7 @@ class Conditions:
 
     @property
     def masks(self) -> tuple[torch.Tensor, ...]:
-        """Of text, speaker and, where the model takes one, caption."""
+        """Masks of text, speaker and, where the model takes one, caption."""
         caption = () if self.caption_mask is None else (self.caption_mask,)
         return self.text_mask, self.speaker_mask, *caption
 

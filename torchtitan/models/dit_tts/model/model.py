@@ -161,7 +161,7 @@ class DiTTTSModel(ConditionedModel):
     def block_caches(
         self, conditions: Conditions, times: torch.Tensor, frames: torch.Tensor
     ) -> list[list[BlockCache]]:
-        """For each of the times (N,), each block's cache, for utterances of `frames` (B,)."""
+        """Return each block's cache for each of the times (N,), for utterances of `frames` (B,)."""
         shared = self.timestep(times)
         text_rope = self._text_rope(conditions, frames[:, None])
         layers = [cast(TransformerBlock, layer) for layer in self.layers]

@@ -39,7 +39,7 @@ def log_start(
 
 
 def log_end(checkpointer: RunCheckpointer, step: int) -> None:
-    """Where the weights of the last step and of the best one are."""
+    """Log the paths of the weights of the last step and of the best one."""
     folder = checkpointer.run_folder.path / checkpointer.config.checkpoint.folder
     where = f"checkpoint: {folder}/step-{step}" if checkpointer.writes else "nothing was saved"
     best = checkpointer.best_step

@@ -22,7 +22,7 @@ from torchtitan.models.dit_tts.errors import InputError, require_modules
 from torchtitan.models.dit_tts.files import write_atomic
 
 Values = Mapping[str, float | int | tuple[torch.Tensor, int] | bytes | None]
-"""By grouped name such as `speed/mfu`: a number; a sound (waveform (samples,) in [-1, 1], sample rate in Hz); a picture,
+"""Values by grouped name such as `speed/mfu`: a number; a sound (waveform (samples,) in [-1, 1], sample rate in Hz); a picture,
 the bytes of a PNG file; None is left out"""
 
 _WANDB_FILE, _IDENTITY = "wandb.json", ("entity", "project", "id")

@@ -177,7 +177,7 @@ class FixedSet:
 
 
 def _partners(count: int, differs: Callable[[int, int], bool]) -> list[int | None]:
-    """For each row the next one, in a circle, that differs from it; None where none does."""
+    """Return the partner of each row: the next row, in a circle, that differs from it; None without one."""
     return [
         next((b for b in ((a + n) % count for n in range(1, count)) if differs(a, b)), None)
         for a in range(count)

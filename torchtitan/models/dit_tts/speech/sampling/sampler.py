@@ -1,4 +1,4 @@
-"""From text and a speaker's reference to latents, or to a predicted length."""
+"""Sampling of latents, or of a predicted length, from text and a speaker's reference."""
 
 import hashlib
 import json

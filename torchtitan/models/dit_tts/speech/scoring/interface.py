@@ -65,5 +65,5 @@ class OpinionPredictor(Protocol):
     name: str
 
     def score(self, sound: Sound) -> float:
-        """From 1 (bad) to 5 (excellent)."""
+        """Return the predicted opinion of a sound, from 1 (bad) to 5 (excellent)."""
         ...
