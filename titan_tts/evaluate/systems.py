@@ -98,9 +98,9 @@ def untrained_tokens(run: LoadedRun, prompts: Sequence[Prompt]) -> list[str]:
     for prompt in prompts:
         for name, value in run.tokenizer.unknown_values(prompt.labels).items():
             kinds.setdefault(f"values of {name!r}", set()).add(value)
-    if not run.config.data.max_caption_tokens:
-        captions = {str(e.labels[CAPTION]) for e in prompts if len(caption_ids(e.labels))}
-        kinds |= {"captions": captions} if captions else {}
+    captions = {str(e.labels[CAPTION]) for e in prompts if len(caption_ids(e.labels))}
+    if captions and not run.config.data.max_caption_tokens:
+        kinds["captions"] = captions
     return [
         f"{len(values)} {kind} that the run was not trained with ({named(sorted(values), _SHOWN)})"
         for kind, values in kinds.items()

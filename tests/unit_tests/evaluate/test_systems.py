@@ -90,3 +90,11 @@ def test_tokens_that_the_run_was_not_trained_with():
         "1 characters that the run was not trained with ('e')",
         "2 values of 'speaker' that the run was not trained with ('bob', 'eve')",
     ]
+    data = SimpleNamespace(max_caption_tokens=0)
+    run.config = SimpleNamespace(data=data)
+    given = [Prompt("k", "no", "", {"caption": each}, {}) for each in ("old", "wild", " ", 3)]
+    assert untrained_tokens(run, given) == [
+        "2 captions that the run was not trained with ('old', 'wild')"
+    ]
+    data.max_caption_tokens = 9
+    assert untrained_tokens(run, given) == []
