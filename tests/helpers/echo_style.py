@@ -31,6 +31,8 @@ class Sizes:
     text_layers: int = 4
     text_mlp: int = 35
     vocabulary: int = 256
+    captions: bool = False
+    """in place of references, read by an encoder of the speaker's sizes"""
 
 
 def shapes(s: Sizes) -> dict[str, tuple[int, ...]]:
@@ -55,12 +57,17 @@ def shapes(s: Sizes) -> dict[str, tuple[int, ...]]:
             found |= {f"{block}.{each}_norm.weight": (dim,) for each in ("attention", "mlp")}
         return found
 
+    voice = "caption" if s.captions else "speaker"
     found: dict[str, tuple[int, ...]] = {
-        "text_encoder.text_embedding.weight": (s.vocabulary, s.text),
         "speaker_encoder.in_proj.weight": (s.speaker, s.patch * s.channels),
         "speaker_encoder.in_proj.bias": (s.speaker,),
+    }
+    if s.captions:
+        found = {"caption_encoder.text_embedding.weight": (s.vocabulary, s.speaker)}
+    found |= {
+        "text_encoder.text_embedding.weight": (s.vocabulary, s.text),
         "text_norm.weight": (s.text,),
-        "speaker_norm.weight": (s.speaker,),
+        f"{voice}_norm.weight": (s.speaker,),
         "cond_module.0.weight": (s.dim, s.time),
         "cond_module.2.weight": (s.dim, s.dim),
         "cond_module.4.weight": (3 * s.dim, s.dim),
@@ -71,9 +78,10 @@ def shapes(s: Sizes) -> dict[str, tuple[int, ...]]:
         "out_proj.bias": (s.channels,),
     }
     found |= encoder("text_encoder", s.text, s.text_heads, s.text_layers, s.text_mlp)
-    found |= encoder("speaker_encoder", s.speaker, s.speaker_heads, s.speaker_layers, s.speaker_mlp)
+    of_voice = s.speaker, s.speaker_heads, s.speaker_layers, s.speaker_mlp
+    found |= encoder(f"{voice}_encoder", *of_voice)
     for block in (f"blocks.{number}" for number in range(s.layers)):
-        contexts = {"text": s.text, "speaker": s.speaker}
+        contexts = {"text": s.text, voice: s.speaker}
         found |= attention(f"{block}.attention", s.dim, s.heads, contexts)
         found |= mlp(f"{block}.mlp", s.dim, s.mlp)
         for each in ("attention_adaln", "mlp_adaln"):
@@ -162,13 +170,17 @@ class Reference:
         return found
 
     def __call__(self, latents: Tensor, t: Tensor, text_ids: Tensor, speaker: Tensor) -> Tensor:
-        """Velocity (T, C) of one sample: latents (T, C), t (), text_ids (L,), speaker (S, C)."""
+        """Velocity (T, C) of one sample: latents (T, C), t (), text_ids (L,), speaker (S, C) or ids of a caption (S,)."""
         s, contexts = self.s, {}
         if len(text_ids):
             text = self.w["text_encoder.text_embedding.weight"][text_ids]
             text = self.encoder("text_encoder", text, s.text_heads, s.text_layers, False)
             contexts["text"] = self.norm(text, "text_norm")
-        patches = len(speaker) // s.patch
+        patches = 0 if s.captions else len(speaker) // s.patch
+        if s.captions and len(speaker):
+            x = self.w["caption_encoder.text_embedding.weight"][speaker]
+            x = self.encoder("caption_encoder", x, s.speaker_heads, s.speaker_layers, False)
+            contexts["caption"] = self.norm(x, "caption_norm")
         if patches:
             x = speaker[: patches * s.patch].reshape(patches, -1)
             x = self.linear("speaker_encoder.in_proj", x) / 6

@@ -138,6 +138,8 @@ _OF_MODEL = {
     "speaker_encoder.input.weight": "speaker_encoder.in_proj.weight",
     "speaker_encoder.input.bias": "speaker_encoder.in_proj.bias",
     "speaker_encoder.norm.weight": "speaker_norm.weight",
+    "caption_encoder.embedding.weight": "caption_encoder.text_embedding.weight",
+    "caption_encoder.norm.weight": "caption_norm.weight",
     **{f"timestep.layers.{n}.weight": f"cond_module.{n}.weight" for n in (0, 2, 4)},
     "input.weight": "in_proj.weight",
     "input.bias": "in_proj.bias",
@@ -149,9 +151,11 @@ _OF_MODEL = {
 
 def conversion_table(model: DiTTTSModel, of_bytes: bool) -> Table:
     """The table of a model, which may be on the meta device; `of_bytes`: its texts are Echo-TTS's."""
+    left_out = "speaker_encoder." if model.speaker_encoder is None else "caption_encoder."
     found: dict[str, Fused | ByteRows] = {
         ours: Fused((theirs,), divided=ours.startswith("speaker_encoder.input."))
         for ours, theirs in _OF_MODEL.items()
+        if not ours.startswith(left_out)
     }
     if of_bytes:
         found |= {name: ByteRows(found[name].parts) for name in found if "embedding" in name}
@@ -163,6 +167,8 @@ def conversion_table(model: DiTTTSModel, of_bytes: bool) -> Table:
             blocks = module.down.in_features // module.block
         for ours, row in _OF_MODULES.get(type(module), {}).items():
             parts = tuple(f"{theirs}.{part}" for part in row.parts)
+            if left_out == "speaker_encoder.":  # theirs have either, too
+                parts = tuple(part.replace("_speaker.", "_caption.") for part in parts)
             found[f"{name}.{ours}"] = replace(row, parts=parts, blocks=blocks)
     return found
 

@@ -17,6 +17,9 @@ from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig, model_flav
 _FLAVOR = "800M"
 """to which [model] sizes of a converted model is the difference"""
 
+_CAPTION_SCALE = 3.0
+"""Irodori-TTS's guidance towards a caption"""
+
 Header = Mapping[str, Any]
 """Irodori-TTS's config, which the header of its file has; empty for Echo-TTS"""
 
@@ -86,12 +89,11 @@ def sizes_of(
 ) -> DiTTTSModelConfig:
     """The sizes of a model by the shapes of its tensors. Raises InputError for what this family does not support."""
     _check_version(weights, header, where)
-    for key, needed, why in (
-        ("use_caption_condition", False, "a voice by its description, without a reference"),
-        ("latent_patch_size", 1, "frames stacked in the decoder"),
-    ):
-        found = f"{where} has {key} = {header.get(key)!r} in its config"
-        require(header.get(key, needed) == needed, f"{found}: {why}, which no model here has")
+    stacked = header.get("latent_patch_size", 1)
+    found = (
+        f"{where} has latent_patch_size = {stacked!r} in its config: frames stacked in the decoder"
+    )
+    require(stacked == 1, f"{found}, which no model here has")
 
     def shape(name: str) -> torch.Size:
         if name not in weights or weights[name].ndim != 2 or not weights[name].numel():
@@ -113,18 +115,35 @@ def sizes_of(
         return {f"{name}_{key}": value for key, value in block(f"{name}_encoder.blocks.").items()}
 
     dim, channels = shape("in_proj.weight")
-    speaker_dim, stacked = shape("speaker_encoder.in_proj.weight")
+    voice: dict[str, Any]
+    if entry(header, "use_caption_condition", False):  # in place of a reference
+        own = block("caption_encoder.blocks.")
+        ids, width = shape("caption_encoder.text_embedding.weight")
+        voice = {f"speaker_{key}": own[key] for key in ("n_heads", "mlp_dim")}
+        voice |= {"caption_n_layers": own["n_layers"], "speaker_dim": width}
+        voice |= {"speaker_reference": False, "speaker_patch_size": 1}
+        same = {
+            "caption_tokenizer_repo": header.get("text_tokenizer_repo"),
+            "caption_add_bos": True,
+        }
+        require(
+            ids == shape("text_encoder.text_embedding.weight")[0]
+            and all(header.get(key) in (None, value) for key, value in same.items()),
+            f"{where} reads captions by another tokenizer than texts, which no model here does",
+        )
+    else:
+        width, patch = shape("speaker_encoder.in_proj.weight")
+        voice = of_encoder("speaker")
+        voice |= {"speaker_dim": width, "speaker_patch_size": patch // channels}
     sizes: dict[str, Any] = {
         **block("blocks."),
-        **of_encoder("speaker"),
+        **voice,
         **of_encoder("text"),
         **_rules(header, project),
         "dim": dim,
         "adaln_rank": shape("blocks.0.attention_adaln.shift_down.weight")[0],
         "timestep_dim": shape("cond_module.0.weight")[1],
         "latent_channels": channels,
-        "speaker_dim": speaker_dim,
-        "speaker_patch_size": stacked // channels,
         "text_dim": shape("text_encoder.text_embedding.weight")[1],
     }
     model = replace(model_flavors()[_FLAVOR], **sizes)
@@ -177,6 +196,10 @@ def config_of(args: DiTTTSModelConfig, header: Header, project: Project) -> JobC
     data.max_frames = entry(header, "fixed_target_latent_steps", project.max_frames)
     data.max_speaker_frames = project.max_speaker_frames
     data.max_text_tokens = entry(header, "max_text_len", project.max_text_tokens)
+    guided = {"speaker_scale": project.speaker_scale}
+    if not args.speaker_reference:
+        data.max_caption_tokens = entry(header, "max_caption_len", data.max_text_tokens)
+        guided = {"caption_scale": _CAPTION_SCALE}
     # Rows of one length: where the speech ends is learned from the zeros behind it.
     data.num_buckets, data.bucket_frames = 1, [data.max_frames]
     config.objective.loss_on_padding = True
@@ -186,9 +209,7 @@ def config_of(args: DiTTTSModelConfig, header: Header, project: Project) -> JobC
         encoder.model = LEARNED_SUBWORDS + entry(header, "text_tokenizer_repo", "")
     encoder.dim, encoder.n_layers = args.text_dim, args.text_n_layers
     encoder.n_heads = args.text_n_heads
-    config.sampling = replace(
-        config.sampling, start_t=0.999, text_scale=3.0, speaker_scale=project.speaker_scale
-    )
+    config.sampling = replace(config.sampling, start_t=0.999, text_scale=3.0, **guided)
     config.optimizer.lr = 1e-4
     check_numbers(config)
     return config
@@ -235,9 +256,16 @@ def header_of(config: JobConfig, args: DiTTTSModelConfig) -> dict[str, Any]:
         # They take int(dim · ratio).
         ratios = (hidden / dim, (hidden + 0.5) / dim)
         found[f"{prefix}mlp_ratio"] = next(each for each in ratios if int(dim * each) == hidden)
+    tokenizer = config.encoder.model.removeprefix(LEARNED_SUBWORDS)
+    if not args.speaker_reference:
+        found |= {"use_caption_condition": True, "caption_tokenizer_repo": tokenizer}
+        found |= {"caption_add_bos": True, "max_caption_len": config.data.max_caption_tokens}
+        found |= {"caption_vocab_size": args.text_vocab_size, "caption_dim": args.speaker_dim}
+        found |= {"caption_layers": args.caption_n_layers, "caption_heads": args.speaker_n_heads}
+        found["caption_mlp_ratio"] = found["speaker_mlp_ratio"]
     return found | {
         "latent_patch_size": 1,
-        "text_tokenizer_repo": config.encoder.model.removeprefix(LEARNED_SUBWORDS),
+        "text_tokenizer_repo": tokenizer,
         "text_add_bos": True,
         "max_text_len": config.data.max_text_tokens,
         "fixed_target_latent_steps": config.data.max_frames,

@@ -11,7 +11,7 @@ from titan_tts.speak.load_run import LoadedRun
 from titan_tts.speak.open_run import open_run
 from titan_tts.speak.synthesizer import Synthesizer
 from titan_tts.speak.utterance import Utterance, Voice
-from torchtitan.models.dit_tts.data.members import CAPTION, caption_ids
+from torchtitan.models.dit_tts.data.members import caption_of
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import file_name, unique
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
@@ -98,7 +98,7 @@ def untrained_tokens(run: LoadedRun, prompts: Sequence[Prompt]) -> list[str]:
     for prompt in prompts:
         for name, value in run.tokenizer.unknown_values(prompt.labels).items():
             kinds.setdefault(f"values of {name!r}", set()).add(value)
-    captions = {str(e.labels[CAPTION]) for e in prompts if len(caption_ids(e.labels))}
+    captions = {caption_of(prompt.labels) for prompt in prompts} - {""}
     if captions and not run.config.data.max_caption_tokens:
         kinds["captions"] = captions
     return [

@@ -77,7 +77,7 @@ titan-tts generate {name} {voice} --text "..." --out speech.wav
 | voices | {voices(speakers)} |
 | languages | {named(sorted(languages), _SHOWN) if languages else _FILL_IN} |
 | conditioning tokens | {", ".join(loaded.tokenizer.fields) or "none"} |
-| captions | {f"the voice in up to {data.max_caption_tokens} bytes: `--caption`" if data.max_caption_tokens else "none"} |
+| captions | {f"the voice in up to {data.max_caption_tokens} tokens: `--caption`" if data.max_caption_tokens else "none"} |
 
 ## Data and licences
 

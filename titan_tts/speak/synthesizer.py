@@ -22,7 +22,7 @@ from titan_tts.speak.subtitles import Word
 from titan_tts.speak.utterance import Speech, Utterance, Voice
 from titan_tts.speak.word_times import WordAligner, word_aligner
 from torchtitan.models.dit_tts.config.job_config import Sampling
-from torchtitan.models.dit_tts.data.members import CAPTION, caption_ids
+from torchtitan.models.dit_tts.data.members import CAPTION
 from torchtitan.models.dit_tts.errors import require, show
 from torchtitan.models.dit_tts.speech.codec import Codec
 from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, generate_latents
@@ -129,6 +129,10 @@ class Synthesizer:
         paths = [path] if isinstance(path, str | Path) else path
         several = f"reference text with {len(paths)} references; leave it out"
         require(not text or len(paths) == 1, several)
+        require(
+            self.run.model.args.speaker_reference,
+            "a reference is given, but the model takes a caption in its place; give --caption",
+        )
         data, settings = self.run.config.data, reference_settings(self.data_path)
         # A known text is of the whole recording, whose length then counts; the model takes less.
         longest = round(_MAX_SECONDS * self.codec.frames_per_second)
@@ -171,8 +175,10 @@ class Synthesizer:
         require(self.takes_captions, f"{_NO_CAPTIONS}; leave it out, or take one that was")
         longest = self.run.config.data.max_caption_tokens
         unicode_bytes(caption)
-        size = len(caption_ids(found := found | {CAPTION: caption}))
-        require(size <= longest, f"the caption has {size} bytes, but at most {longest} are allowed")
+        size = len(self.run.tokenizer.caption_ids(found := found | {CAPTION: caption}))
+        require(
+            size <= longest, f"the caption has {size} tokens, but at most {longest} are allowed"
+        )
         return found
 
     def frames(self, utterances: Sequence[Utterance]) -> list[int]:

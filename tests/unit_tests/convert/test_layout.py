@@ -22,10 +22,14 @@ from torchtitan.models.dit_tts.text.durations import stored_durations
 
 ECHO = Sizes()
 IRODORI = replace(ECHO, vocabulary=700, patch=2, channels=8)
+DESIGN = replace(IRODORI, captions=True, patch=1)  # Irodori-TTS's VoiceDesign
 FILES = {"echo": "pytorch_model.safetensors", "irodori": "model.safetensors"}
-PROJECTS = pytest.mark.parametrize("project, sizes", [("echo", ECHO), ("irodori", IRODORI)])
+PROJECTS = pytest.mark.parametrize(
+    "project, sizes", [("echo", ECHO), ("irodori", IRODORI), ("irodori", DESIGN)]
+)
 HEADER = {"latent_patch_size": 1, "norm_eps": 1e-5, "text_tokenizer_repo": "some/tokenizer"}
 HEADER |= {"max_text_len": 200, "fixed_target_latent_steps": 300}
+CAPTIONS = {"use_caption_condition": True, "max_caption_len": 30, "caption_add_bos": True}
 SILENT = "ignore:torch.distributed"
 
 
@@ -35,6 +39,7 @@ def convert(tmp_path):
     gemma_tokenizer().save_pretrained(tmp_path / "tokenizer")
 
     def run(weights, project="echo", name="model", **header):
+        header |= CAPTIONS if "caption_norm.weight" in weights else {}
         metadata = {"config_json": json.dumps(HEADER | header)} if project == "irodori" else None
         source = tmp_path / name / FILES[project]
         source.parent.mkdir()
@@ -56,12 +61,14 @@ def assert_near(found, expected, name, tolerance):
 
 
 @pytest.mark.parametrize(
-    "project, sizes, patch", [("echo", ECHO, 4), ("irodori", IRODORI, 1), ("irodori", IRODORI, 2)]
+    "project, sizes, patch",
+    [("echo", ECHO, 4), ("irodori", IRODORI, 1), ("irodori", IRODORI, 2), ("irodori", DESIGN, 1)],
 )
 @torch.no_grad()
 @pytest.mark.filterwarnings(SILENT)
 def test_it_speaks_as_the_projects_do(convert, project, sizes, patch):
-    """Guided by Euler's method with references of 9, 6, 1 and 0 frames: each request alone, and all in one batch."""
+    """Guided by Euler's method with references of 9, 6, 1 and 0 frames, or with captions: each request alone, and all in
+    one batch."""
     sizes = replace(sizes, patch=patch)
     weights = random_weights(sizes, torch.float32)
     folder = convert(weights, project)
@@ -70,18 +77,25 @@ def test_it_speaks_as_the_projects_do(convert, project, sizes, patch):
     seconds = stored_durations(folder).estimate("a" * 336, None) / run.config.data.frames_per_second
     assert seconds == pytest.approx({"echo": 21.0, "irodori": 16.0}[project])
     draw = torch.Generator().manual_seed(5)
-    lengths = zip(("One", "two three", "4", "5"), (9, 5, 7, 12), (9, 6, 1, 0), strict=True)
+    captions = ("「calm」 and old…", "wild", "a", "")
+    given = ("One", "two three", "4", "5"), (9, 5, 7, 12), (9, 6, 1, 0), captions
     requests = [
-        SpeechRequest(text, torch.randn(reference, sizes.channels, generator=draw), frames)
-        for text, frames, reference in lengths
+        SpeechRequest(
+            text, torch.randn(reference, sizes.channels, generator=draw), frames, {"caption": words}
+        )
+        for text, frames, reference, words in zip(*given, strict=True)
     ]
     in_float64 = {name: value.double() for name, value in weights.items()}
     theirs = Reference(in_float64, sizes, bidirectional=project == "irodori")
-    expected, none = [], torch.zeros(0, sizes.channels).double()
+    expected = []
     for request in requests:
         ids = torch.tensor(run.tokenizer.encode(request.text))
         ids = (ids - 3).clamp_min(0) if project == "echo" else ids
         voice, row = request.reference.double(), torch.tensor([request.noise_row()])
+        if sizes.captions:
+            plain = gemma_tokenizer()
+            pieces = plain.encode(request.metadata["caption"], add_special_tokens=False)
+            voice = torch.tensor([plain.bos_token_id, *pieces] if pieces else [], dtype=torch.long)
         keys = stream_keys(3, torch.tensor(0), row, SAMPLING_STREAM)
         x = normal(keys, (request.frames, sizes.channels))[0].double()
         for t in (0.999, 0.74925, 0.4995, 0.24975):
@@ -89,8 +103,8 @@ def test_it_speaks_as_the_projects_do(convert, project, sizes, patch):
             velocity = theirs(*given, ids, voice)
             if t > 0.5:
                 lost = velocity - theirs(*given, ids[:0], voice)
-                scale = {"echo": 8.0, "irodori": 5.0}[project]
-                guided = scale * (velocity - theirs(*given, ids, none))
+                scale = 3.0 if sizes.captions else {"echo": 8.0, "irodori": 5.0}[project]
+                guided = scale * (velocity - theirs(*given, ids, voice[:0]))
                 velocity = velocity + 3.0 * lost + guided
             x = x - 0.24975 * velocity
         expected.append(x)
@@ -122,7 +136,9 @@ def test_back_to_the_bit(convert, tmp_path, project, sizes, dtype):
         with safe_open(back / FILES[project], framework="pt") as file:
             header = json.loads(file.metadata()["config_json"])
         assert HEADER.items() <= header.items()
-        names = ("mlp_ratio", "text_mlp_ratio", "speaker_mlp_ratio")
+        assert not sizes.captions or CAPTIONS.items() <= header.items()
+        voice = "caption_mlp_ratio" if sizes.captions else "speaker_mlp_ratio"
+        names = ("mlp_ratio", "text_mlp_ratio", voice)
         dims = (sizes.dim, sizes.text, sizes.speaker)
         hidden = [int(dim * header[name]) for name, dim in zip(names, dims, strict=True)]
         assert hidden == [sizes.mlp, sizes.text_mlp, sizes.speaker_mlp]
@@ -164,12 +180,12 @@ def test_tensors_of_generation_block_by_block_are_left_out(convert, capsys):
 @pytest.mark.parametrize(
     "header, words",
     [
-        ({"use_caption_condition": True}, "use_caption_condition = True"),
+        ({"use_caption_condition": True}, "caption_encoder.blocks.0.attention.q_norm.weight is missing"),
         ({"latent_patch_size": 2}, "latent_patch_size = 2"),
         ({"text_add_bos": False}, "text_add_bos = false"),
         ({"norm_eps": "small"}, "norm_eps = 'small', but it must be of the kind of 1e-05"),
         ({"fixed_target_latent_steps": 0}, "max_frames = 0"),
-        ({"use_duration_predictor": True}, "a later Irodori-TTS"),
+        ({"use_duration_predictor": True, "use_caption_condition": True}, "a later Irodori-TTS"),
         ({"text_encoder_type": "pretrained"}, "a later Irodori-TTS"),
         ({"fixed_target_latent_steps": None}, "a later Irodori-TTS"),
         ({"duration_predictor.out_proj.weight": 1}, "a later Irodori-TTS"),
@@ -196,9 +212,14 @@ def test_a_header_of_a_stranger(tmp_path, capsys):
 def test_what_cannot_be_converted_is_said(convert, tmp_path, capsys):
     odd = random_weights(replace(ECHO, dim=30, heads=5), torch.float32)
     few = random_weights(replace(IRODORI, vocabulary=20), torch.float32)
-    for weights, project, words in ((odd, "echo", "has 5 heads"), (few, "irodori", "has 20 rows")):
+    design = random_weights(DESIGN, torch.float32)
+    for weights, project, words, header in (
+        (odd, "echo", "has 5 heads", {}),
+        (few, "irodori", "has 20 rows", {}),
+        (design, "irodori", "another tokenizer", {"caption_tokenizer_repo": "b"}),
+    ):
         with pytest.raises(AssertionError):
-            convert(weights, project, project)
+            convert(weights, project, words, **header)
         assert words in capsys.readouterr().err
     folder = str(convert(random_weights(ECHO, torch.float32), name="good"))
     source, out = str(tmp_path / "good"), str(tmp_path / "out")

@@ -48,7 +48,7 @@ def test_from_training_to_speech(trained, tmp_path, capsys):
     row = Folder(trained).validation()[-1]
     assert row["caption_gain"] is not None and row["caption_gain_at_0.9"] is not None
     folder = export(trained, tmp_path / "out")
-    assert "| captions | the voice in up to 12 bytes: `--caption` |" in (
+    assert "| captions | the voice in up to 12 tokens: `--caption` |" in (
         (folder / "README.md").read_text()
     )
     synthesizer, rows = speaker(folder), []
@@ -77,7 +77,7 @@ def test_from_training_to_speech(trained, tmp_path, capsys):
     assert of_plain == passes and of_both == 2 * (2 * sum(map(len, also)))
     torch.testing.assert_close(also[0], plain[0], atol=1e-4, rtol=0)
     assert (also[1] - calm[1]).abs().max() > 1e-3
-    refused(lambda: say("thirteen byte"), "13 bytes", "at most 12")
+    refused(lambda: say("thirteen byte"), "13 tokens", "at most 12")
     refused(lambda: say("\ud800"), "surrogate")
     refused(lambda: say(["a", "b", "c"]), "2 texts with 3 captions")
 
@@ -122,4 +122,4 @@ def test_instructions_are_the_caption(synthesizer):
     assert asked().conditions["caption"].split() == ["a", "calm", "woman"]
     assert asked().voice == Voice() and asked(voice="ann").voice.speaker == "ann"
     assert asked(instructions=" ").voice.speaker == "bob"
-    refused(lambda: asked(instructions="a" * 21), "21 bytes", "at most 20")
+    refused(lambda: asked(instructions="a" * 21), "21 tokens", "at most 20")

@@ -13,6 +13,7 @@ from torchtitan.models.dit_tts.config.job_config import JobConfig, is_pretrained
 from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs, TextEncoderSizes
 from torchtitan.models.dit_tts.model.flops import Lengths, training_flops
+from torchtitan.models.dit_tts.text.conventions import IRODORI
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.text.vocabulary import BYTE_VOCAB_SIZE
@@ -34,7 +35,7 @@ class _PretrainedEncoder:
 _SIZES = (
     *("dim", "n_layers", "n_heads", "mlp_dim", "adaln_rank", "timestep_dim"),
     *("speaker_dim", "speaker_n_layers", "speaker_n_heads", "speaker_mlp_dim"),
-    *("speaker_partial_patches", "speaker_bidirectional"),
+    *("speaker_partial_patches", "speaker_bidirectional", "speaker_reference"),
     *("caption_n_layers", "text_mlp_dim", "text_projection", "rope_theta", "norm_eps"),
 )
 """Fields of `DiTTTSModelArgs` that [model] sizes may change: no other key decides them"""
@@ -115,6 +116,11 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
         self.attention = job_config.attention.backend
         self.text_positions = job_config.model.text_positions
         self.max_caption_tokens = job_config.data.max_caption_tokens
+        require(
+            self.speaker_reference or self.max_caption_tokens > 0,
+            "[model] sizes has speaker_reference=false with [data] max_caption_tokens = 0, but without references a model "
+            "needs captions; set one of them",
+        )
         self.lora_rank = job_config.lora.rank
         self.teacher_passes = job_config.distill.passes
         degree, flavor = job_config.parallelism.tensor_parallel_degree, job_config.model.flavor
@@ -147,6 +153,8 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
                 f"{job_config.data.conditioning}: the number of ids comes from the data; set it, or "
                 f"give the config.toml of a run folder, which has it",
             )
+            if encoder.convention == IRODORI:
+                self.caption_vocab_size = self.text_vocab_size
             self.text_dim = encoder.dim or self.text_dim
             self.text_n_layers = encoder.n_layers
             self.text_n_heads = encoder.n_heads

@@ -89,8 +89,8 @@ class Data:
     """Longest text, in tokens"""
 
     max_caption_tokens: Annotated[int, Bounds(0, 4096), WEIGHTS, INPUT, EXPORTED] = 0
-    """Longest caption ("caption" in a sample's JSON: the voice and its manner in words), in bytes of UTF-8; longer ones
-    are cut. 0: the model takes no captions"""
+    """Longest caption ("caption" in a sample's JSON: the voice and its manner in words), in bytes of UTF-8 (of
+    Irodori-TTS's models in pieces); longer ones are cut. 0: the model takes no captions"""
 
     verbatim_fraction: Annotated[Fraction, TRAINING] = 0.0
     """Fraction of draws in which a sample with "text_verbatim" in its JSON is trained with that instead of "text";

@@ -123,11 +123,10 @@ def text_of(metadata: Mapping[str, Any], verbatim: bool) -> str:
     return found if found and isinstance(found, str) else metadata["text"]
 
 
-def caption_ids(metadata: Mapping[str, Any]) -> np.ndarray:
-    """(n,) uint8: a sample's caption in UTF-8, whatever the units of its text are; (0,) where it has none."""
+def caption_of(metadata: Mapping[str, Any]) -> str:
+    """A sample's caption in composed characters; empty where it has none."""
     value = metadata.get(CAPTION)
-    text = " ".join(nfc(value).split()) if isinstance(value, str) else ""
-    return np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
+    return nfc(value).strip() if isinstance(value, str) else ""
 
 
 def weight_of(metadata: Mapping[str, Any]) -> float:

@@ -44,6 +44,10 @@ class Tokenizer(Protocol):
         """Write the ids to the start of row (L,) int64 and return their number."""
         ...
 
+    def caption_ids(self, metadata: Mapping[str, Any]) -> Sequence[int]:
+        """Ids of a sample's caption; none where it has none."""
+        ...
+
     def text_positions(self, text: str, frames: np.ndarray | None = None) -> np.ndarray:
         """(tokens,) float32: where in the speech the middle of each of the text's ids is, in (0, 1); -1 for those
         that are not text. frames: `aligned_frames` of its recording; None: the expected ones."""
@@ -88,7 +92,7 @@ class Target(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """A row that was written, and how many of its frames, reference frames, tokens and bytes of the caption are valid."""
+    """A row that was written, and how many of its frames, reference frames, and tokens of text and caption are valid."""
 
     row: Row
     frames: int
@@ -132,7 +136,9 @@ class RowLoader:
         if self.tokenizer.aligner is not None:
             aligned = self._aligned_frames(sample, row.verbatim, text, loaded.latents)
             into.positions[:tokens] = self.tokenizer.text_positions(text, aligned)
-        caption = members.caption_ids(loaded.metadata)[: len(into.caption_ids)]
+        caption: Sequence[int] = ()
+        if len(into.caption_ids):
+            caption = self.tokenizer.caption_ids(loaded.metadata)[: len(into.caption_ids)]
         into.caption_ids[: len(caption)] = caption
         return Loaded(row, frames, speaker_frames, tokens, len(caption))
 

@@ -116,7 +116,8 @@ def width_scaled_weights(model: DiTTTSModel) -> set[nn.Parameter]:
     2022, Tensor Programs V, table 3). The rest of that table holds at any width: matrices start with variance
     1 / fan-in and the output at 0, and QK-norm with heads of one width fixes the attention's scale.
     """
-    inputs = [model.input, model.timestep.layers[0], model.speaker_encoder.input]
+    inputs = [model.input, model.timestep.layers[0]]
+    inputs += [model.speaker_encoder.input] if model.speaker_encoder is not None else []
     learned = isinstance(model.text_encoder, ByteEncoder)
     inputs += [] if learned else [model.text_input]
     encoder = [] if learned or model.text_encoder is None else model.text_encoder.parameters()

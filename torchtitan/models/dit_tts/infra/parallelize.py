@@ -137,9 +137,7 @@ def _units(model: DiTTTSModel) -> Iterator[nn.Module]:
         yield from blocks_of(model.text_encoder.core)
     if isinstance(model.text_encoder, nn.Module):
         yield model.text_encoder
-    yield model.speaker_encoder
-    if model.caption_encoder is not None:
-        yield model.caption_encoder
+    yield from filter(None, (model.speaker_encoder, model.caption_encoder))
     yield from model.layers
 
 

@@ -101,10 +101,8 @@ def apply_tensor_parallel(
                 split[parameter] = nn.Parameter(value, parameter.requires_grad)
             module._parameters[name] = split[parameter]
         compute_locally(module)
-    streams = [model.text_norm, model.speaker_encoder.norm]
-    if model.caption_encoder is not None:
-        streams.append(model.caption_encoder.norm)
-    for stream in streams:
+    encoders = filter(None, (model.speaker_encoder, model.caption_encoder))
+    for stream in (model.text_norm, *(encoder.norm for encoder in encoders)):
         _sum_gradients_of(stream, group_of(group))
     model.rotated = rotated_groups(model.args.n_heads, mesh.size(), mesh.get_local_rank())
 

@@ -59,6 +59,9 @@ class DiTTTSModelArgs(BaseModelArgs):
     speaker_bidirectional: bool = False
     """True if each patch sees all of its reference, whose mean is then one more key; false: only those before it"""
 
+    speaker_reference: bool = True
+    """True if the model has a speaker encoder; false: a caption takes the reference's place"""
+
     latent_channels: int = 128
     """Width C of a latent frame"""
 

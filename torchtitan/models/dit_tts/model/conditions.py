@@ -113,7 +113,7 @@ class ConditionedModel(ModelProtocol):
         if args.text_projection:
             self.text_input = nn.Linear(args.text_dim, args.speaker_dim)
             self.text_norm = RMSNorm(args.speaker_dim, args.norm_eps)
-        self.speaker_encoder = SpeakerEncoder(args)
+        self.speaker_encoder = SpeakerEncoder(args) if args.speaker_reference else None
         self.caption_encoder: ByteEncoder | None = None
         if args.max_caption_tokens:
             sizes = args.caption_vocab_size, args.caption_n_layers
@@ -169,8 +169,12 @@ class ConditionedModel(ModelProtocol):
         if self.args.text_projection:
             text = text.to(cast(nn.Linear, self.text_input).weight.dtype)
         text = self.text_norm(self.text_input(text))
-        patches = packed and packed.patches
-        speaker, speaker_mask = self.speaker_encoder(speaker, speaker_mask, patches)
+        if self.speaker_encoder is not None:
+            patches = packed and packed.patches
+            speaker, speaker_mask = self.speaker_encoder(speaker, speaker_mask, patches)
+        else:
+            speaker = text.new_zeros(len(text), 0, self.args.speaker_dim)
+            speaker_mask = speaker_mask[:, :0]
         if self.caption_encoder is not None:
             assert caption_ids is not None and caption_mask is not None
             caption = self.caption_encoder(caption_ids, caption_mask)

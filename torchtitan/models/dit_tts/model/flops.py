@@ -49,7 +49,8 @@ def learned_encoders(
 ) -> Iterator[tuple[int, int, int, int]]:
     """(blocks, positions, width, MLP width) of the speaker encoder, and of learned encoders of text and caption."""
     c, width = args.speaker_dim, args.text_dim
-    yield args.speaker_n_layers, _speaker_patches(args, lengths), c, args.speaker_mlp_dim
+    if args.speaker_reference:
+        yield args.speaker_n_layers, _speaker_patches(args, lengths), c, args.speaker_mlp_dim
     if args.text_vocab_size:
         yield args.text_n_layers, lengths.text_tokens, width, args.text_mlp_width
     if args.max_caption_tokens:
@@ -57,12 +58,14 @@ def learned_encoders(
 
 
 def _speaker_patches(args: DiTTTSModelArgs, lengths: Lengths) -> int:
-    return -(-lengths.speaker_frames // args.speaker_patch_size)
+    return -(-lengths.speaker_frames // args.speaker_patch_size) * args.speaker_reference
 
 
 def speaker_keys(args: DiTTTSModelArgs, lengths: Lengths) -> int:
     """Keys of the reference, its patches, also a partial one, and the mean of a bidirectional encoder; and of the caption."""
-    reference = _speaker_patches(args, lengths) + int(args.speaker_bidirectional)
+    reference = _speaker_patches(args, lengths) + int(
+        args.speaker_reference and args.speaker_bidirectional
+    )
     return reference + lengths.caption_tokens
 
 

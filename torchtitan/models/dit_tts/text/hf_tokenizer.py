@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -11,10 +11,11 @@ from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.bounded import parse_json
 from torchtitan.models.dit_tts.config.job_config import LEARNED_SUBWORDS, is_pretrained
 from torchtitan.models.dit_tts.data.dataset import Dataset
+from torchtitan.models.dit_tts.data.members import caption_of
 from torchtitan.models.dit_tts.errors import InputError, first_line
 from torchtitan.models.dit_tts.files import load_local_or_hub
 from torchtitan.models.dit_tts.text.aligner import Aligner
-from torchtitan.models.dit_tts.text.conventions import NORMALIZERS
+from torchtitan.models.dit_tts.text.conventions import IRODORI, NORMALIZERS
 from torchtitan.models.dit_tts.text.hf_encoder import download_by_hand, find_source
 from torchtitan.models.dit_tts.text.token_counts import count_text_tokens
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer, unicode_bytes
@@ -80,6 +81,10 @@ class TextTokenizer:
         found = self._backend.encode(self._normalized(text)).ids
         return [self._id_of.get(each, each) for each in found] if self._id_of else found
 
+    def plain_ids(self, text: str) -> list[int]:
+        """`ids` of what no convention changes."""
+        return self._backend.encode(text).ids
+
     def counts(self, texts: Sequence[str]) -> list[int]:
         """Number of ids of each text."""
         normalized = list(map(self._normalized, texts))
@@ -131,6 +136,13 @@ class SubwordTokenizer(ConditionedTokenizer):
 
     def text_ids(self, text: str) -> list[int]:
         return self.text.ids(self.words(text))
+
+    def caption_ids(self, metadata: Mapping[str, Any]) -> Sequence[int]:
+        """In Irodori-TTS's models the pieces of texts."""
+        if self.vocabulary.convention != IRODORI:
+            return super().caption_ids(metadata)
+        caption = caption_of(metadata)
+        return self.text.plain_ids(caption) if caption else []
 
     def max_tokens(self, dataset: Dataset, part: tuple[int, int] = (0, 1)) -> np.ndarray:
         units = count_text_tokens(dataset, self.text, part, self.words)

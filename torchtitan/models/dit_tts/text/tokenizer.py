@@ -12,7 +12,7 @@ from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.config.job_config import CONDITIONING_FIELDS
 from torchtitan.models.dit_tts.data.dataset import Dataset
-from torchtitan.models.dit_tts.data.members import label_of
+from torchtitan.models.dit_tts.data.members import caption_of, label_of
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.counter_rng import stream_keys, uniform
 from torchtitan.models.dit_tts.text.aligner import Aligner, token_positions, unit_spans
@@ -103,6 +103,10 @@ class ConditionedTokenizer(BaseTokenizer):
     ) -> list[int]:
         """Ids of one sample. `metadata`: its JSON; `drop`: for each of `fields`, whether it becomes unknown; empty: none."""
         return [*self.begin, *self.condition_ids(metadata, drop), *self.text_ids(text), *self.end]
+
+    def caption_ids(self, metadata: Mapping[str, Any]) -> Sequence[int]:
+        """Ids of a sample's caption, none where it has none: its bytes in UTF-8, whatever the units of texts are."""
+        return caption_of(metadata).encode("utf-8", "replace")
 
     def encode_into(
         self,

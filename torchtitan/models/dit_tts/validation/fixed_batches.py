@@ -14,7 +14,7 @@ from torchtitan.models.dit_tts.data.buckets import batch_shape, choose_edges, se
 from torchtitan.models.dit_tts.data.collate import Collator, trim_captions
 from torchtitan.models.dit_tts.data.corrupt_samples import CorruptSampleCounter
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
-from torchtitan.models.dit_tts.data.members import caption_ids
+from torchtitan.models.dit_tts.data.members import caption_of
 from torchtitan.models.dit_tts.data.references import FixedReferences
 from torchtitan.models.dit_tts.data.row_loader import RowLoader
 from torchtitan.models.dit_tts.errors import InputError
@@ -166,10 +166,8 @@ class FixedSet:
             SPEAKER: (other_speaker, torch.tensor([partner is not None for partner in speaker])),
         }
         if "caption_ids" in inputs:
-            captions = [caption_ids(row).tobytes() for row in metadata]
-            caption = _partners(
-                count, lambda a, b: captions[a] != captions[b] != b"" != captions[a]
-            )
+            captions = list(map(caption_of, metadata))
+            caption = _partners(count, lambda a, b: captions[a] != captions[b] != "" != captions[a])
             other = {n: inputs[n][_filled(caption)] for n in ("caption_ids", "caption_tokens")}
             others[CAPTION] = other, torch.tensor([partner is not None for partner in caption])
         first = int(self._first[number])

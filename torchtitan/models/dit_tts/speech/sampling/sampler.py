@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from torchtitan.models.dit_tts.config.job_config import Sampling
-from torchtitan.models.dit_tts.data.members import caption_ids
 from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys
 from torchtitan.models.dit_tts.flow.guidance import guided_velocity, rescaled_velocity
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
@@ -83,7 +82,7 @@ def encode_requests(
     if model.caption_encoder is not None:
         longest = model.args.max_caption_tokens
         captions = [
-            torch.tensor(caption_ids(r.metadata)[:longest].tolist(), dtype=torch.long)
+            torch.tensor([*tokenizer.caption_ids(r.metadata)[:longest]], dtype=torch.long)
             for r in requests
         ]
         batch["caption_ids"], batch["caption_tokens"] = _padded(captions, device)
