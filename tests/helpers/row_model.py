@@ -24,7 +24,9 @@ class RowModel:
     """`DiTTTSModel` as far as `generate_latents` uses it; sums are over what the masks keep."""
 
     caption_encoder = None
-    args = SimpleNamespace(latent_channels=CHANNELS, first_condition_id=FIRST_CONDITION_ID)
+    args = SimpleNamespace(
+        latent_channels=CHANNELS, first_condition_id=FIRST_CONDITION_ID, speaker_reference=True
+    )
 
     def encode_conditions(
         self, text_ids, text_mask, speaker, speaker_mask, *, text_positions, **more

@@ -180,7 +180,10 @@ def test_tensors_of_generation_block_by_block_are_left_out(convert, capsys):
 @pytest.mark.parametrize(
     "header, words",
     [
-        ({"use_caption_condition": True}, "caption_encoder.blocks.0.attention.q_norm.weight is missing"),
+        (
+            {"use_caption_condition": True},
+            "caption_encoder.blocks.0.attention.q_norm.weight is missing",
+        ),
         ({"latent_patch_size": 2}, "latent_patch_size = 2"),
         ({"text_add_bos": False}, "text_add_bos = false"),
         ({"norm_eps": "small"}, "norm_eps = 'small', but it must be of the kind of 1e-05"),

@@ -44,7 +44,7 @@ class Tokenizer(Protocol):
         """Write the ids to the start of row (L,) int64 and return their number."""
         ...
 
-    def caption_ids(self, metadata: Mapping[str, Any]) -> Sequence[int]:
+    def caption_ids(self, metadata: Mapping[str, Any]) -> list[int]:
         """Ids of a sample's caption; none where it has none."""
         ...
 
@@ -136,7 +136,7 @@ class RowLoader:
         if self.tokenizer.aligner is not None:
             aligned = self._aligned_frames(sample, row.verbatim, text, loaded.latents)
             into.positions[:tokens] = self.tokenizer.text_positions(text, aligned)
-        caption: Sequence[int] = ()
+        caption = list[int]()
         if len(into.caption_ids):
             caption = self.tokenizer.caption_ids(loaded.metadata)[: len(into.caption_ids)]
         into.caption_ids[: len(caption)] = caption

@@ -137,7 +137,7 @@ class SubwordTokenizer(ConditionedTokenizer):
     def text_ids(self, text: str) -> list[int]:
         return self.text.ids(self.words(text))
 
-    def caption_ids(self, metadata: Mapping[str, Any]) -> Sequence[int]:
+    def caption_ids(self, metadata: Mapping[str, Any]) -> list[int]:
         """In Irodori-TTS's models the pieces of texts."""
         if self.vocabulary.convention != IRODORI:
             return super().caption_ids(metadata)

@@ -104,9 +104,9 @@ class ConditionedTokenizer(BaseTokenizer):
         """Ids of one sample. `metadata`: its JSON; `drop`: for each of `fields`, whether it becomes unknown; empty: none."""
         return [*self.begin, *self.condition_ids(metadata, drop), *self.text_ids(text), *self.end]
 
-    def caption_ids(self, metadata: Mapping[str, Any]) -> Sequence[int]:
+    def caption_ids(self, metadata: Mapping[str, Any]) -> list[int]:
         """Ids of a sample's caption, none where it has none: its bytes in UTF-8, whatever the units of texts are."""
-        return caption_of(metadata).encode("utf-8", "replace")
+        return list(caption_of(metadata).encode("utf-8", "replace"))
 
     def encode_into(
         self,

@@ -82,7 +82,7 @@ def encode_requests(
     if model.caption_encoder is not None:
         longest = model.args.max_caption_tokens
         captions = [
-            torch.tensor([*tokenizer.caption_ids(r.metadata)[:longest]], dtype=torch.long)
+            torch.tensor(tokenizer.caption_ids(r.metadata)[:longest], dtype=torch.long)
             for r in requests
         ]
         batch["caption_ids"], batch["caption_tokens"] = _padded(captions, device)
