@@ -36,14 +36,13 @@ class Request:
     conditions: Mapping[str, str] = field(default_factory=dict)
     """values of conditioning tokens"""
 
-    caption: str = ""
-    """the voice and its manner in words"""
-
     reference: tuple[str, ...] = ()
     """recordings, or .npy of latents (R, C)"""
 
     reference_text: str = ""
     seconds: float | None = None
+    caption: str = ""
+    """the voice and its manner in words"""
 
     @property
     def names_voice(self) -> bool:
@@ -160,8 +159,8 @@ def _request(where: str, line: str, root: Path, common: Request) -> Request:
         given.get("name", ""),
         given.get("speaker", common.speaker),
         {**conditions, **{k: str(v) for k, v in given.get("conditions", {}).items()}},
-        given.get("caption", common.caption),
         files,
         given.get("reference_text", common.reference_text),
         None if seconds is None else float(min(seconds, 10**9)),
+        given.get("caption", common.caption),
     )
