@@ -232,7 +232,7 @@ def test_what_cannot_be_converted_is_said(convert, tmp_path, capsys):
         ([source, out], "--codec is not given"),
         ([source, out, "--codec=mel_dct"], "128 channels"),
         ([folder, out], "give --to"),
-        ([source, out, "--to=echo"], "no exported folder"),
+        ([source, out, "--to=echo"], "not an exported folder"),
         ([folder, out, "--to=irodori"], "encoder.convention = 'echo'"),
         ([source, folder], "exists already"),
         ([str(tmp_path / "pickle"), out], "a pickle"),
