@@ -101,7 +101,7 @@ REFUSED = """
 1 | checkpoint = {enable = false, initial_load_path = 'x'} | enable = false | enable = true
 1 | samples.freq = 9; validation = {enable = false, path = '/h'} | no held-out texts
 1 | HELD_OUT; validation.keep_best = 'seconds_error' | = 'seconds_error' | is not a measured figure
-1 | HELD_OUT; SPEECH; samples.speaker_scorer = 'resemblyzer'; validation.keep_best = 'speaker_similarity_raw' | = 'speaker_similarity_raw' | is no
+1 | HELD_OUT; SPEECH; samples.speaker_scorer = 'resemblyzer'; validation.keep_best = 'speaker_similarity_raw' | = 'speaker_similarity_raw' | is not a
 1 | parallelism.data_parallel_shard_degree = 0 | shard_degree 0
 1 | training.global_batch_size = -1 | global_batch_size = -1 is not
 1 | training = {local_batch_size = 4, global_batch_size = 0} | = 0 is not a multiple
