@@ -27,5 +27,6 @@ def main() -> None:
     from titan_tts.cli import main as cli_main
 
     status = cli_main(sys.argv[1:])
-    gc.freeze()  # else the interpreter's end looks through all of torch once more: 0.4 s
+    if "triton" not in sys.modules:  # whose bindings name all that is never looked through
+        gc.freeze()  # else the interpreter's end looks through all of torch once more: 0.4 s
     sys.exit(status)
