@@ -12,8 +12,8 @@ from filelock import FileLock
 
 from titan_tts.annotate.store import annotations
 from titan_tts.collect.folder import AGAIN, FILES, is_complete, read_record, read_recording
-from titan_tts.records.json_lines import as_lines
-from torchtitan.models.dit_tts.bounded import read_json_file
+from titan_tts.records.json_lines import as_lines, text_lines
+from torchtitan.models.dit_tts.bounded import parse_json, read_json_file
 from torchtitan.models.dit_tts.errors import reading, require
 from torchtitan.models.dit_tts.files import write_atomic
 
@@ -70,8 +70,32 @@ def _write(output: Path) -> list[dict[str, Any]]:
         known[row["id"]] = int(label)
     write_atomic(output / SPEAKERS_NAME, json.dumps(known, indent=0))
     rows = sorted(edited(rows, annotations(output)), key=lambda row: row["id"])
+    rows = _with_captions(output / COLLECTION_NAME, rows)
     write_atomic(output / COLLECTION_NAME, as_lines(rows))
     return rows
+
+
+def _with_captions(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows with captions by their figures. One in the file that its figures do not say is a person's, and stays."""
+    from titan_tts.prepare.captions import CAPTION, caption, thirds  # it imports torch
+
+    def made(rows: list[dict[str, Any]]) -> list[str]:
+        # `prepare` brings all to one level, so it is not said.
+        figures = [row | {"loudness": None} for row in rows]
+        limits = thirds(figures)
+        return [caption(each, limits) for each in figures]
+
+    with reading(path, "correct it, or remove it: captions are made anew"):
+        before = [parse_json(line) for line in text_lines(str(path))] if path.exists() else []
+        given = {
+            row["id"]: row[CAPTION]
+            for row, of_figures in zip(before, made(before), strict=True)
+            if isinstance(row.get(CAPTION), str) and row[CAPTION] != of_figures
+        }
+    return [
+        row | {CAPTION: given.get(row["id"], each)}
+        for row, each in zip(rows, made(rows), strict=True)
+    ]
 
 
 def edited(

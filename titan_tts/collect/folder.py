@@ -50,7 +50,9 @@ MAX_SECONDS = 99_999.999  # the 8 digits of an id: 27.7 hours
 _DIGITS = {"start": 3, "stop": 3, "agreement": 4, "snr_db": 2, "clipped": 6, "loudness": 2}
 _DIGITS |= {"chars_per_second": 2}
 _FIELDS = (*_DIGITS, "text", "text_verbatim", "language", "quality")  # of a segment
-_NULLABLE = ("agreement", "text_verbatim")
+_MEASURED = ("pitch", "pitch_range", "bandwidth")  # folders of earlier versions lack them
+_NULLABLE = ("agreement", "text_verbatim", *_MEASURED)
+_NUMBERS = {*_DIGITS, *_MEASURED}
 # They decide nothing in files/; the second one was a setting of earlier versions.
 _FREE = {"speaker_threshold": None, "batch_size": None}
 
@@ -118,6 +120,8 @@ def write_recording(
     Of two writers the first one wins: both write the same. Raises OSError where the disk fails."""
     import soundfile
 
+    from titan_tts.prepare.captions import voice_figures  # it imports torch
+
     folder.mkdir(parents=True, exist_ok=True)
     records = []
     for segment in segments:
@@ -127,6 +131,7 @@ def write_recording(
             value = getattr(segment, field)
             is_rounded = field in _DIGITS and value is not None
             facts[field] = round(value, _DIGITS[field]) if is_rounded else value
+        facts |= voice_figures(segment.waveform, rate)
         records.append(facts)
         flac = io.BytesIO()  # soundfile does not say that a disk is full, or not by an OSError
         soundfile.write(flac, segment.waveform, rate, "PCM_16", format="FLAC")
@@ -172,9 +177,9 @@ def _checked(folder: Path, file: str) -> tuple[list[dict[str, Any]], np.ndarray]
     )
     last = 0.0
     for record in records:
-        for field in _FIELDS:
-            value = record[field]
-            kind = _is_number(value) if field in _DIGITS else isinstance(value, str)
+        for field in (*_FIELDS, *_MEASURED):
+            value = record.setdefault(field) if field in _MEASURED else record[field]
+            kind = _is_number(value) if field in _NUMBERS else isinstance(value, str)
             kind = kind or value is None and field in _NULLABLE
             require(kind, f"a record has {field} = {value!r}")
         start, stop = record["start"], record["stop"]

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from titan_tts.prepare.audio_reader import Loader, ReadyLatents, Recording
+from titan_tts.prepare.captions import CAPTION, voice_figures
 from titan_tts.prepare.formats import SourceError
 from titan_tts.prepare.listing import items_of_chunk, unusable
-from titan_tts.prepare.processing import REASONS, length_reason, process
+from titan_tts.prepare.processing import REASONS, length_reason, loudness, process
 from titan_tts.prepare.settings import AudioSettings, Options
 from titan_tts.records.utterance import SPLITS, Utterance
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
@@ -32,6 +33,9 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.infra.collectives import one_thread
 from torchtitan.models.dit_tts.speech.codec import build_codec
+
+MEASURED = "measured"
+"""in the JSON of a sample of a chunk: figures for its caption"""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class Chunk:
     dropped: dict[str, int] = field(default_factory=dict)  # reason -> recordings
     problems: list[list[str]] = field(default_factory=list)  # [key, sentence] of undecodable ones
     dropped_seconds: dict[str, float] = field(default_factory=dict)  # of those that can be decoded
+    measured: list[dict[str, Any]] = field(default_factory=list)  # figures for the captions
 
     def add(self, other: "Chunk") -> None:
         for name in ("samples", "dropped", "dropped_seconds"):
@@ -63,6 +68,7 @@ class Chunk:
             for key, value in getattr(other, name).items():
                 sums[key] = sums.get(key, 0) + value
         self.problems += other.problems
+        self.measured += other.measured
 
 
 def write_run(folder: Path, run: Run) -> None:
@@ -155,6 +161,8 @@ def _encode(
             chunk.add(Chunk(dropped={made: 1}, dropped_seconds={made: seconds}))
         else:
             samples[item.split].append(made)
+            if lacks_caption(run.options, made.metadata):
+                chunk.measured.append(made.metadata[MEASURED])
     chunk.samples = {split: len(triplets) for split, triplets in samples.items() if triplets}
     return chunk, samples
 
@@ -183,6 +191,7 @@ def _of_recording(
     if len(references) > 1:
         labels[REFERENCE_PARTS] = [len(each) for each in parts[1:]]
     latents = _latents(run, done.waveform, device)
+    labels |= _measured(run, labels, done.seconds, done.waveform)
     return Triplet(item.id, latents, np.concatenate(parts), labels)
 
 
@@ -198,7 +207,27 @@ def _of_latents(run: Run, item: Utterance, loaded: ReadyLatents, seconds: float)
     duration, fps = labels.get("target_duration"), run.sample_rate / run.hop_length
     if not isinstance(duration, (int, float)) or abs(duration * fps - len(latents)) > 1:
         labels["target_duration"] = len(latents) / fps
+    labels |= _measured(run, labels, seconds)
     return Triplet(item.id, latents, reference[:0] if is_part else reference, labels)
+
+
+def lacks_caption(options: Options, labels: dict[str, Any]) -> bool:
+    """True if a sample shall have a caption and has none."""
+    return options.captions and not labels.get(CAPTION)
+
+
+def _measured(
+    run: Run, labels: dict[str, Any], seconds: float, waveform: np.ndarray | None = None
+) -> dict[str, dict[str, Any]]:
+    """{MEASURED: figures} of a sample that lacks a caption."""
+    if not lacks_caption(run.options, labels):
+        return {}
+    figures: dict[str, Any] = {"chars_per_second": round(len(labels["text"]) / seconds, 2)}
+    if waveform is not None:
+        figures |= voice_figures(waveform, run.sample_rate)
+        if run.options.audio.loudness is None:  # else all of one level
+            figures["loudness"] = round(loudness(waveform, run.sample_rate), 2)
+    return {MEASURED: figures}
 
 
 def _latents(run: Run, waveform: np.ndarray, device: str) -> np.ndarray:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from titan_tts.prepare.encode import Run, open_chunks, read_run
+from titan_tts.prepare.captions import CAPTION, Thirds, caption
+from titan_tts.prepare.encode import MEASURED, Run, lacks_caption, open_chunks, read_run
 from titan_tts.prepare.references import SpeakerTable, choose_reference
 from titan_tts.prepare.settings import Options
 from torchtitan.models.dit_tts.data import members
@@ -27,9 +28,11 @@ def shard_name(split: str, number: int) -> str:
     return f"{split}/shard-{number:06d}.tar"
 
 
-def build_shard(folder: str, split: str, number: int, device: str = "") -> dict[str, Any]:
+def build_shard(
+    folder: str, split: str, number: int, relative_to: Thirds, device: str = ""
+) -> dict[str, Any]:
     """Write a shard and its index, or keep the one that an earlier run wrote; returns its entry in the record. Called
-    by name in processes of every engine; `device` is not used."""
+    by name in processes of every engine; `relative_to` is of the captions, `device` is not used."""
     run = read_run(Path(folder))
     path = Path(folder, shard_name(split, number))
     try:
@@ -39,7 +42,7 @@ def build_shard(folder: str, split: str, number: int, device: str = "") -> dict[
         samples = of_split[number * size : (number + 1) * size]
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
-            write_shard(path, _triplets(run, chunks, table, samples))
+            write_shard(path, _triplets(run, chunks, table, samples, relative_to))
         index = load_index(str(path))
     except CorruptSampleError as error:
         raise InputError(f"{error}; remove {folder} and start again") from error
@@ -64,13 +67,15 @@ def _opened(folder: str, run: Run) -> tuple[Dataset, SpeakerTable]:
 
 
 def _triplets(
-    run: Run, chunks: Dataset, table: SpeakerTable, samples: np.ndarray
+    run: Run, chunks: Dataset, table: SpeakerTable, samples: np.ndarray, relative_to: Thirds
 ) -> Iterator[Triplet]:
     """The triplets of a shard, one in memory at a time."""
     options = run.options
     for sample in map(int, samples):
         key, loaded = chunks.key(sample), chunks.load(sample)
         metadata = loaded.metadata
+        if lacks_caption(options, metadata):
+            metadata[CAPTION] = caption(metadata.pop(MEASURED), relative_to)
         if members.REFERENCE_PARTS in metadata and not options.references:
             raise InputError(
                 f"--references 0, but the reference of '{key}' joins recordings of several speakers; give --references 1"

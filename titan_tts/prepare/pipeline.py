@@ -26,6 +26,7 @@ from titan_tts.jobs.engines import Runner, open_engine
 from titan_tts.jobs.run import Job, progress, run_jobs
 from titan_tts.jobs.workspace import difference
 from titan_tts.prepare import report, work_folder
+from titan_tts.prepare.captions import thirds
 from titan_tts.prepare.encode import Chunk, Run, open_chunks, read_chunk, write_run
 from titan_tts.prepare.formats import Reader, find_format, open_corpus
 from titan_tts.prepare.listing import Plan, read_plan, source_digest, write_plan
@@ -187,8 +188,9 @@ def _shard_stage(
     folder: Path, total: Chunk, options: Options, runner: Runner
 ) -> dict[str, dict[str, Any]]:
     """Write the shards that are not there yet; {name: its entry in the record} in order."""
+    relative_to = thirds(total.measured)
     jobs = [
-        Job(shard_name(split, number), (str(folder), split, number))
+        Job(shard_name(split, number), (str(folder), split, number, relative_to))
         for split in SPLITS
         for number in range(-(-total.samples.get(split, 0) // options.samples_per_shard))
     ]

@@ -20,7 +20,7 @@ def run(options: Options) -> int:
 
     from titan_tts.jobs.devices import LIBRARIES
 
-    require_modules(*LIBRARIES)
+    require_modules(*LIBRARIES, *(["swift_f0"] if options.captions else []))
     from titan_tts.prepare.pipeline import prepare_corpus
     from titan_tts.prepare.report import lines
 

@@ -80,6 +80,9 @@ class Options(Columns):
 
     audio: AudioSettings = AudioSettings()
 
+    captions: bool = False
+    """Describe recordings that have no caption: pitch, melody, speed, with --loudness off also the level."""
+
     encoder: str = ""
     """The [encoder] model to train with: texts that phones:LANGUAGE cannot read are refused before the audio is encoded."""
 
@@ -133,8 +136,8 @@ class Options(Columns):
         )
 
     def of_shards(self) -> dict[str, Any]:
-        """The options that decide the shards' bytes, as prepare.json has them. Earlier outputs have no --where."""
-        left_out = _OF_A_RUN if self.where else _OF_A_RUN | {"where"}
+        """The options that decide the shards' bytes, as prepare.json has them. Earlier outputs have no --where and --captions."""
+        left_out = _OF_A_RUN | {name for name in ("where", "captions") if not getattr(self, name)}
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     @classmethod

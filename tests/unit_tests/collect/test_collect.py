@@ -204,3 +204,31 @@ def test_annotations_change_their_own_rows_and_nothing_else(source, output, coll
     assert write_collection(output) == rows  # an undo brings all back
     [short] = edited([rows[2]], {changed: edit | {"text": "No."}})
     assert (short["chars_per_second"], short["quality"]) == (3.0, "medium")
+
+
+def test_captions_are_made_of_the_figures_and_those_of_people_stay(source, output, collect):
+    collect(source, output)
+    first = read_rows(output)
+    assert {row["caption"] for row in first} == {"a voice"} and {"pitch", "bandwidth"} <= {
+        *first[0]
+    }
+    # A folder of an earlier version, and others that speak faster and through noise.
+    for number, path in enumerate(sorted(output.glob("files/*/segments.jsonl"))):
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        for record in records:
+            record |= {"chars_per_second": 10.0 + number, "snr_db": 10.0, "loudness": -9.0 * number}
+            if number == 0:
+                record.pop("pitch"), record.pop("bandwidth")
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    rows = write_collection(output)
+    noise = "with some background noise"
+    assert rows[0]["pitch"] is None and rows[0]["caption"] == f"a voice, speaking slowly, {noise}"
+    assert rows[-1]["caption"] == f"a voice, speaking fast, {noise}"
+    rows[0]["caption"], rows[-1]["caption"] = "by a person", ""
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (output / "collection.jsonl").write_text(lines)
+    assert collect(source, output) == 0
+    assert read_rows(output) == rows
+    (output / "collection.jsonl").write_text(lines + "[]\n")
+    with pytest.raises(errors.InputError, match="collection.jsonl cannot be read .*made anew"):
+        write_collection(output)

@@ -79,6 +79,7 @@ ROWS = {  # what a hand or a bad disk could do to the rows of a recording
     "another's audio": lambda rows: rows[0].update(audio=rows[1]["audio"]),
     "no id": lambda rows: rows[0].pop("id"),
     "no figure": lambda rows: rows[1].pop("loudness"),
+    "a pitch of words": lambda rows: rows[0].update(pitch="low"),
     "words": lambda rows: rows[0].update(agreement="x"),
     "no text": lambda rows: rows[0].update(text=5),
     "null": lambda rows: rows[0].update(snr_db=None),
