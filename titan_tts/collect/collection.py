@@ -14,6 +14,7 @@ from titan_tts.annotate.store import annotations
 from titan_tts.collect.folder import AGAIN, FILES, is_complete, read_record, read_recording
 from titan_tts.records.json_lines import as_lines, text_lines
 from torchtitan.models.dit_tts.bounded import parse_json, read_json_file
+from torchtitan.models.dit_tts.data.members import CAPTION
 from torchtitan.models.dit_tts.errors import reading, require
 from torchtitan.models.dit_tts.files import write_atomic
 
@@ -77,7 +78,7 @@ def _write(output: Path) -> list[dict[str, Any]]:
 
 def _with_captions(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows with captions by their figures. One in the file that its figures do not say is a person's, and stays."""
-    from titan_tts.prepare.captions import CAPTION, caption, thirds  # it imports torch
+    from titan_tts.prepare.captions import caption, thirds  # it imports torch
 
     def made(rows: list[dict[str, Any]]) -> list[str]:
         # `prepare` brings all to one level, so it is not said.

@@ -5,7 +5,7 @@ low if it is in the lowest third and a listener would hear it lower than the med
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -14,14 +14,13 @@ import numpy as np
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 from torchtitan.models.dit_tts.speech.scoring.pitch import PitchTracker
 
-CAPTION = "caption"
-"""key of a sample's JSON"""
-
 _NOISE = ((5.0, "with much background noise"), (20.0, "with some background noise"))
 """SNR in dB below which it is said; the bounds of quality in `collect`"""
 
 _TELEPHONE_HZ = 4000.0
 _IN_BAND = 0.999  # of the power of the first difference, which weighs consonants as the ear does
+
+_LARGEST = 1e6  # of any figure
 
 
 class _Scale(NamedTuple):
@@ -39,7 +38,7 @@ _SCALES = {
     "loudness": _Scale(2.0, "quiet", "loud"),
 }
 
-Thirds = Mapping[str, tuple[float, float, float]]
+Thirds = Mapping[str, Sequence[float]]
 """figure -> its lower third, median and upper third in dB"""
 
 
@@ -73,7 +72,7 @@ def thirds(rows: Iterable[Mapping[str, Any]]) -> Thirds:
     found = {
         name: np.quantile(each, [1 / 3, 1 / 2, 2 / 3]) for name, each in values.items() if each
     }
-    return {name: tuple(each.tolist()) for name, each in found.items()}
+    return {name: each.tolist() for name, each in found.items()}
 
 
 def caption(figures: Mapping[str, Any], thirds: Thirds) -> str:
@@ -110,4 +109,5 @@ def _decibels(figures: Mapping[str, Any], name: str) -> float | None:
 def _number(figures: Mapping[str, Any], name: str) -> float | None:
     """A figure; None where it is none, as in what a person may have edited."""
     value = figures.get(name)
-    return value if type(value) in (int, float) and math.isfinite(value) else None
+    is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if is_one and abs(value) < _LARGEST else None

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from titan_tts.prepare.audio_reader import Loader, ReadyLatents, Recording
-from titan_tts.prepare.captions import CAPTION, voice_figures
+from titan_tts.prepare.captions import voice_figures
 from titan_tts.prepare.formats import SourceError
 from titan_tts.prepare.listing import items_of_chunk, unusable
 from titan_tts.prepare.processing import REASONS, length_reason, loudness, process
@@ -27,7 +27,7 @@ from titan_tts.records.utterance import SPLITS, Utterance
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
 from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.data.leak import is_leak
-from torchtitan.models.dit_tts.data.members import REFERENCE_PARTS
+from torchtitan.models.dit_tts.data.members import CAPTION, REFERENCE_PARTS
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic

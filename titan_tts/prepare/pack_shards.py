@@ -1,6 +1,7 @@
 """Stage 2: encoded chunks to shards of triplets. Each shard is a pure function of the work folder."""
 
 import hashlib
+import json
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from titan_tts.prepare.captions import CAPTION, Thirds, caption
+from titan_tts.prepare.captions import Thirds, caption
 from titan_tts.prepare.encode import MEASURED, Run, lacks_caption, open_chunks, read_run
 from titan_tts.prepare.references import SpeakerTable, choose_reference
 from titan_tts.prepare.settings import Options
@@ -29,10 +30,10 @@ def shard_name(split: str, number: int) -> str:
 
 
 def build_shard(
-    folder: str, split: str, number: int, relative_to: Thirds, device: str = ""
+    folder: str, split: str, number: int, relative_to: str, device: str = ""
 ) -> dict[str, Any]:
     """Write a shard and its index, or keep the one that an earlier run wrote; returns its entry in the record. Called
-    by name in processes of every engine; `relative_to` is of the captions, `device` is not used."""
+    by name in processes of every engine; `relative_to` is the JSON of the captions' `Thirds`, `device` is not used."""
     run = read_run(Path(folder))
     path = Path(folder, shard_name(split, number))
     try:
@@ -42,7 +43,7 @@ def build_shard(
         samples = of_split[number * size : (number + 1) * size]
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
-            write_shard(path, _triplets(run, chunks, table, samples, relative_to))
+            write_shard(path, _triplets(run, chunks, table, samples, json.loads(relative_to)))
         index = load_index(str(path))
     except CorruptSampleError as error:
         raise InputError(f"{error}; remove {folder} and start again") from error
@@ -75,7 +76,7 @@ def _triplets(
         key, loaded = chunks.key(sample), chunks.load(sample)
         metadata = loaded.metadata
         if lacks_caption(options, metadata):
-            metadata[CAPTION] = caption(metadata.pop(MEASURED), relative_to)
+            metadata[members.CAPTION] = caption(metadata.pop(MEASURED), relative_to)
         if members.REFERENCE_PARTS in metadata and not options.references:
             raise InputError(
                 f"--references 0, but the reference of '{key}' joins recordings of several speakers; give --references 1"

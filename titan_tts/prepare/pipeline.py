@@ -188,7 +188,7 @@ def _shard_stage(
     folder: Path, total: Chunk, options: Options, runner: Runner
 ) -> dict[str, dict[str, Any]]:
     """Write the shards that are not there yet; {name: its entry in the record} in order."""
-    relative_to = thirds(total.measured)
+    relative_to = json.dumps(thirds(total.measured))
     jobs = [
         Job(shard_name(split, number), (str(folder), split, number, relative_to))
         for split in SPLITS
