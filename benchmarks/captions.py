@@ -182,6 +182,7 @@ def main(args: list[str]) -> int:
         "--data.max_speaker_frames",
         64,
     ]
+    limits += ["--training.steps", 600]
     command("train", "duration", *common, *limits, "--job.experiment", "duration")
     lines = [json.loads(line) for line in source.read_text().splitlines()]
     texts = [row["text"] for row in lines if row["split"] == "heldout"][: options.texts]

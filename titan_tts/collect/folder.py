@@ -126,7 +126,12 @@ def write_recording(
     records = []
     for segment in segments:
         name = segment_id(file, segment.start, segment.stop)
-        facts = {"id": name, "audio": _audio(file, name), "source": "", "speaker": ""}
+        facts: dict[str, Any] = {
+            "id": name,
+            "audio": _audio(file, name),
+            "source": "",
+            "speaker": "",
+        }
         for field in _FIELDS:
             value = getattr(segment, field)
             is_rounded = field in _DIGITS and value is not None

@@ -109,5 +109,6 @@ def _decibels(figures: Mapping[str, Any], name: str) -> float | None:
 def _number(figures: Mapping[str, Any], name: str) -> float | None:
     """A figure; None where it is none, as in what a person may have edited."""
     value = figures.get(name)
-    is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value if is_one and abs(value) < _LARGEST else None
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    return value if abs(value) < _LARGEST else None  # not NaN
