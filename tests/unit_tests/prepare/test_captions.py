@@ -9,9 +9,9 @@ import soundfile
 
 from tests.helpers import speech_corpora as corpora
 from tests.helpers.speech_corpora import RATE, prepare
-from tests.unit_tests.prepare.test_pipeline import read_shards
 from titan_tts.prepare.captions import caption, thirds, voice_figures
 from titan_tts.prepare.settings import AudioSettings
+from torchtitan.models.dit_tts.data.dataset import open_dataset
 
 COLLECTION = {
     "pitch": [90.0, 95.0, 150.0, 151.0, 220.0, 230.0],
@@ -94,9 +94,8 @@ def test_prepare_describes_what_has_no_caption(tmp_path):
         captions = {} if more is None else {"captions": True}
         record = prepare(tmp_path / "list.jsonl", tmp_path / name, audio=audio, **small | captions)
         assert record["settings"].get("captions") == captions.get("captions")
-        found = {
-            key: sample["json"] for key, sample in read_shards(tmp_path / name / "train").items()
-        }
+        shards = open_dataset([str(tmp_path / name / "train")], corpora.CHANNELS)
+        found = {shards.key(sample): shards.metadata(sample) for sample in range(len(shards))}
         said = [found[row["key"]].get("caption") for row in rows]
         if more is None:
             assert said == ["my own words", None, "", "", None, ""]
