@@ -143,7 +143,7 @@ def test_noise_is_keyed_by_seed_and_request():
 
 ODD_HEADS = dict(dim=24, n_heads=3, speaker_patch_size=1)
 PARTIAL_PATCHES = dict(speaker_bidirectional=True, speaker_patch_size=3)
-CAPTIONS = dict(max_caption_tokens=9, speaker_bidirectional=True)
+CAPTIONS = dict(max_caption_tokens=8, speaker_bidirectional=True)
 CASES = [
     ({}, {"rescale_k": 1.5}),
     (CAPTIONS, {"caption_scale": 2.0, "speaker_kv_scale": 1.5}),
