@@ -35,7 +35,7 @@ def test_a_killed_run_ends_as_the_unbroken_one(tmp_path, train, after_step, monk
     unbroken, killed = Folder(tmp_path / "unbroken"), Folder(tmp_path / "killed")
     steps = {3: move_average}
     after_step(steps)
-    given = "--training.steps=6", "--model.text_positions=aligned"
+    given = "--training.steps=6", "--model.text_positions=aligned", "--data.max_caption_tokens=12"
     assert train("unbroken", *given) == 0
     steps[5] = run_out
     with pytest.raises(RuntimeError, match="out of memory"):

@@ -57,10 +57,9 @@ OPTIMIZER = """optimizer.name,lr,beta1,beta2,eps,weight_decay,implementation,sta
 OBJECTIVE = """objective.prediction,time_distribution,logit_mean,logit_std,loss_on_padding
     objective.text_dropout,speaker_dropout,caption_dropout"""
 MARKS = {
-    "TRAINING": f"""{OPTIMIZER} {OBJECTIVE} model.converters data.verbatim_fraction encoder.frozen
+    "TRAINING": f"""{OPTIMIZER} {OBJECTIVE} model.converters data.verbatim_fraction,max_caption_tokens encoder.frozen
     lora.rank,alpha distill.teacher_steps,times,fingerprint megatron.fp8""",
-    "WEIGHTS": """model.flavor,sizes,text_positions objective.prediction
-    data.max_caption_tokens""",
+    "WEIGHTS": "model.flavor,sizes,text_positions objective.prediction",
     "WORKLOAD": """model.sizes,text_positions training.enable_cpu_offload,mixed_precision_reduce
     compile.components ema.enable,decays
     data.batching,longest_per_row,num_buckets,bucket_frames,num_workers

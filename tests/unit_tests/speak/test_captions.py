@@ -82,6 +82,26 @@ def test_from_training_to_speech(trained, tmp_path, capsys):
     refused(lambda: say(["a", "b", "c"]), "2 texts with 3 captions")
 
 
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:torch.distributed")
+def test_a_voice_learns_captions(train, tmp_path, capsys):
+    """From a checkpoint and from an exported folder of a model without: only the encoder is new. A resume does not."""
+    assert train("plain", "--training.steps=2") == 0
+    had = Folder(tmp_path / "plain").tensors(2)
+    folder = export(tmp_path / "plain", tmp_path / "out", "--weights=raw")
+    for name, path in (("a", tmp_path / "plain/checkpoint/step-2"), ("b", folder)):
+        start = [f"--checkpoint.initial_load_path={path}", "--optimizer.lr=0"]
+        assert train(name, *CAPTIONS, *start, "--training.steps=1") == 0
+        found = Folder(tmp_path / name).tensors(1)
+        assert all(each in had or "caption_encoder." in each for each in found)
+        names = [each for each in had if not each.startswith(("ema.", "optimizer."))]
+        assert len(names) > 30 and all(torch.equal(found[each], had[each]) for each in names)
+        assert found["caption_encoder.embedding.weight"].std() > 0.9
+    capsys.readouterr()
+    assert train("plain", *CAPTIONS, "--training.steps=3") == 2
+    assert "data.max_caption_tokens = 12, but " in capsys.readouterr().err
+
+
 def test_a_caption_arrives_from_options_and_lists(generate, tmp_path, capsys):
     said = ["--text=one", "--out=said.wav", "--caption=a calm  woman"]
     assert generate(*said) == 2

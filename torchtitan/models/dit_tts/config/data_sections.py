@@ -8,7 +8,6 @@ from torchtitan.models.dit_tts.config.marks import (
     INPUT,
     RECIPE,
     TRAINING,
-    WEIGHTS,
     WORKLOAD,
     Bounds,
     Fraction,
@@ -88,7 +87,7 @@ class Data:
     max_text_tokens: Annotated[PositiveInt, INPUT, EXPORTED] = 192
     """Longest text, in tokens"""
 
-    max_caption_tokens: Annotated[int, Bounds(0, 4096), WEIGHTS, INPUT, EXPORTED] = 0
+    max_caption_tokens: Annotated[int, Bounds(0, 4096), TRAINING, INPUT, EXPORTED] = 0
     """Longest caption ("caption" in a sample's JSON: the voice and its manner in words), in bytes of UTF-8 (of
     Irodori-TTS's models in pieces); longer ones are cut. 0: the model takes no captions"""
 

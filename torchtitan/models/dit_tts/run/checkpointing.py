@@ -39,6 +39,9 @@ from torchtitan.models.dit_tts.text.build_tokenizer import origin_of_weights
 from torchtitan.models.dit_tts.text.encoder_record import begins_to_train
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
 
+_CAPTIONS = "caption_encoder."
+"""begin of the names of its weights"""
+
 
 class _TrainedWeights(ModelWrapper):
     """A model of which checkpoints have what an adapter's run trains."""
@@ -333,6 +336,9 @@ class RunCheckpointer(CheckpointManager):
             )
             states.pop(grown[0], None)
         table = storage.read_table(path).state_dict_metadata
+        if model_only and not any(name.startswith(_CAPTIONS) for name in table):
+            # A voice that learns captions: their encoder keeps its initial values.
+            states = {k: value for k, value in states.items() if not k.startswith(_CAPTIONS)}
         absent = [
             name
             for name in ("ema", "divergence")
