@@ -196,10 +196,12 @@ def config_of(args: DiTTTSModelConfig, header: Header, project: Project) -> JobC
     data.max_frames = entry(header, "fixed_target_latent_steps", project.max_frames)
     data.max_speaker_frames = project.max_speaker_frames
     data.max_text_tokens = entry(header, "max_text_len", project.max_text_tokens)
-    guided = {"speaker_scale": project.speaker_scale}
-    if not args.speaker_reference:
+    sampling = replace(config.sampling, start_t=0.999, text_scale=3.0)
+    if args.speaker_reference:
+        config.sampling = replace(sampling, speaker_scale=project.speaker_scale)
+    else:
         data.max_caption_tokens = entry(header, "max_caption_len", data.max_text_tokens)
-        guided = {"caption_scale": _CAPTION_SCALE}
+        config.sampling = replace(sampling, caption_scale=_CAPTION_SCALE)
     # Rows of one length: where the speech ends is learned from the zeros behind it.
     data.num_buckets, data.bucket_frames = 1, [data.max_frames]
     config.objective.loss_on_padding = True
@@ -209,7 +211,6 @@ def config_of(args: DiTTTSModelConfig, header: Header, project: Project) -> JobC
         encoder.model = LEARNED_SUBWORDS + entry(header, "text_tokenizer_repo", "")
     encoder.dim, encoder.n_layers = args.text_dim, args.text_n_layers
     encoder.n_heads = args.text_n_heads
-    config.sampling = replace(config.sampling, start_t=0.999, text_scale=3.0, **guided)
     config.optimizer.lr = 1e-4
     check_numbers(config)
     return config

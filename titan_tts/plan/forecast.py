@@ -142,7 +142,7 @@ class Planner:
         steps = np.array(policy.sample_counts) / np.array(policy.batch_sizes)
         parts, captions = (steps / steps.sum()).tolist(), self.config.data.max_caption_tokens
         return [
-            (part, Batches(Lengths(*shape, caption_tokens=captions), size, accumulation))
+            (part, Batches(replace(Lengths(*shape), caption_tokens=captions), size, accumulation))
             for shape, size, part in zip(policy.shapes, sizes, parts, strict=True)
             if part
         ]

@@ -102,7 +102,7 @@ def apply_tensor_parallel(
             module._parameters[name] = split[parameter]
         compute_locally(module)
     encoders = filter(None, (model.speaker_encoder, model.caption_encoder))
-    for stream in (model.text_norm, *(encoder.norm for encoder in encoders)):
+    for stream in (model.text_norm, *(cast(nn.Module, each.norm) for each in encoders)):
         _sum_gradients_of(stream, group_of(group))
     model.rotated = rotated_groups(model.args.n_heads, mesh.size(), mesh.get_local_rank())
 
