@@ -225,8 +225,9 @@ def _measured(
     figures: dict[str, Any] = {"chars_per_second": round(len(labels["text"]) / seconds, 2)}
     if waveform is not None:
         figures |= voice_figures(waveform, run.sample_rate)
-        if run.options.audio.loudness is None:  # else all of one level
-            figures["loudness"] = round(loudness(waveform, run.sample_rate), 2)
+        figures["loudness"] = round(
+            loudness(waveform, run.sample_rate), 2
+        )  # with --loudness all alike
     return {MEASURED: figures}
 
 
