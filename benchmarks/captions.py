@@ -54,13 +54,12 @@ MAX_CAPTION = 96
 
 
 def texts_of(count: int, seed: int, without: set[str]) -> list[str]:
-    """Different texts of three or four digits."""
-    draw, found = random.Random(seed), dict[str, None]()
+    """Texts of two or three digits."""
+    draw, found = random.Random(seed), list[str]()
     while len(found) < count:
-        text = " ".join(draw.choices(WORDS, k=draw.choice((3, 4))))
-        if text not in without:
-            found[text] = None
-    return list(found)
+        text = " ".join(draw.choices(WORDS, k=draw.choice((2, 3, 3))))
+        found += [text] if text not in without else []
+    return found
 
 
 def speak(path: Path, text: str, voice: str, pitch: int, stretch: float, level: float) -> None:
@@ -159,7 +158,7 @@ def obedience(run: Path, texts: list[str], seeds: int) -> dict[str, Any]:
 
 def main(args: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--recordings", type=int, default=1500)
+    parser.add_argument("--recordings", type=int, default=1200)
     parser.add_argument("--texts", type=int, default=16, help="held-out ones, each in every voice")
     parser.add_argument("--seeds", type=int, default=2, help="of the noise")
     parser.add_argument("--folder", type=Path, default=ROOT / "outputs/captions")
@@ -173,7 +172,7 @@ def main(args: list[str]) -> int:
     command("prepare", source, data, "--captions", "--loudness", "off", "--workers", 1)
     common = ["--data.path", data / "train", "--data.max_caption_tokens", MAX_CAPTION]
     common += ["--job.dump_folder", folder, "--validation.path", data / "heldout"]
-    command("train", "debug", *common, "--job.experiment", "run", *keys)
+    command("train", "debug", *common, "--job.experiment", "run", "--training.steps", 900, *keys)
     limits = [
         "--data.max_frames",
         64,
