@@ -158,8 +158,8 @@ def obedience(run: Path, texts: list[str], seeds: int) -> dict[str, Any]:
 
 def main(args: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--recordings", type=int, default=1200)
-    parser.add_argument("--texts", type=int, default=16, help="held-out ones, each in every voice")
+    parser.add_argument("--recordings", type=int, default=900)
+    parser.add_argument("--texts", type=int, default=12, help="held-out ones, each in every voice")
     parser.add_argument("--seeds", type=int, default=2, help="of the noise")
     parser.add_argument("--folder", type=Path, default=ROOT / "outputs/captions")
     parser.add_argument("--out", type=Path, default=RESULTS / "captions.json")
