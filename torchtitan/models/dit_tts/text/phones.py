@@ -65,7 +65,7 @@ class Phonemizer:
 
     def __call__(self, text: str) -> str:
         # Half of a surrogate pair, which a tokenizer refuses, ends no count.
-        whole = text.encode("utf-8", "replace").decode()
+        whole = text.encode("utf-8", "replace").decode().replace("\0", " ")  # where C ends a text
         return self._kept(" ".join(whole.split()))
 
     def _phones(self, text: str) -> str:
