@@ -273,6 +273,12 @@ def _train(options: Options, base: Path, data: Path) -> None:
         raise InputError(
             f"{data / RECORD_NAME} is not a record of titan-tts prepare; prepare again"
         )
+    heldout = data / "heldout"
+    require(
+        any(heldout.glob("*.tar")) or any("--validation." in each for each in options.config_args),
+        f"{data} has no held-out recordings, by which the best step is chosen; give more recordings, or a larger "
+        "--heldout-fraction",
+    )
     minutes = 60 * record["summary"]["train"]["hours"]
     steps = options.steps or next(n for limit, n in _MINUTES_TO_STEPS if minutes <= limit)
     if options.method == "lora" and not options.steps:  # 300 forget the other voices
@@ -281,7 +287,7 @@ def _train(options: Options, base: Path, data: Path) -> None:
     keys = {
         "nproc": options.nproc,
         "data.path": ",".join(filter(None, (str(data / "train"), options.keep))),
-        "validation.path": data / "heldout",
+        "validation.path": heldout,
         "checkpoint.initial_load_path": base,
         "job.dump_folder": out,
         "job.experiment": "run",

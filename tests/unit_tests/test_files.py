@@ -9,6 +9,7 @@ import pytest
 from tests.helpers.collected import write_collected
 from titan_tts.export.exporter import new_folder
 from torchtitan.models.dit_tts import files
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import JsonLines, file_name, fingerprint, unique, write_atomic
 
 
@@ -38,6 +39,15 @@ def write_folder(path):
         for name in ("a", "below/b"):
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text("x")
+
+
+def test_of_two_writers_of_a_folder_the_first_one_wins(tmp_path):
+    with (
+        pytest.raises(InputError, match="/out was written meanwhile"),
+        new_folder(tmp_path / "out"),
+    ):
+        write_folder(tmp_path)
+    assert files_below(tmp_path) == ["out/a", "out/below/b"] and os.listdir(tmp_path) == ["out"]
 
 
 WRITERS = {

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -36,8 +37,9 @@ def finetune(tmp_path, monkeypatch):
                 latents = np.ones((25 * seconds, CHANNELS), np.float16)
                 metadata = {"text": "one"} | ({"speaker": speaker} if speaker else {})
                 samples.append(Triplet(f"k{len(samples)}", latents, latents, metadata))
-        (tmp_path / "data/train").mkdir(parents=True, exist_ok=True)
-        write_shard(tmp_path / "data/train/s.tar", samples)
+        for split in ("train", "heldout"):
+            (tmp_path / "data" / split).mkdir(parents=True, exist_ok=True)
+            write_shard(tmp_path / "data" / split / "s.tar", samples)
         record = {"version": 5, "settings": {}, "shards": {}}
         record["summary"] = {"train": {"hours": hours}}
         (tmp_path / "data/prepare.json").write_text(json.dumps(record))
@@ -56,6 +58,15 @@ def test_the_first_of_several_speakers_is_named(finetune, capsys):
     assert lines == [f"{speak} {voice} --text ..." for voice in voices]
     finetune({"": [2, 3]}, 1.0)
     assert "--speaker" not in capsys.readouterr().out
+
+
+def test_nothing_is_trained_without_a_held_out_recording(finetune, tmp_path, capsys):
+    finetune(SECONDS, 1.0)
+    shutil.rmtree(tmp_path / "data/heldout")
+    assert main(["finetune", "base", "data", "out"]) == 2
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert "data has no held-out recordings" in line and "give more recordings" in line
+    assert main(["finetune", "base", "data", "out", "--validation.path=other"]) == 0
 
 
 def test_another_base_or_method_is_not_continued(finetune, tmp_path, capsys):

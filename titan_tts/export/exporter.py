@@ -1,5 +1,6 @@
 """Writes the files of an exported folder; `config.exported` has their names."""
 
+import errno
 import json
 import os
 import shutil
@@ -26,7 +27,7 @@ from torchtitan.models.dit_tts.config.job_config import is_pretrained
 from torchtitan.models.dit_tts.config.manager import without_none
 from torchtitan.models.dit_tts.config.shipped import shipped_path
 from torchtitan.models.dit_tts.config.trust import refuse_function_as_codec
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.files import save_weights, sync_folder, sync_tree, write_atomic
 from torchtitan.models.dit_tts.run.manifest import read_manifest, write_manifest
 from torchtitan.models.dit_tts.speech.codec import Codec, build_codec, codec_kind
@@ -78,7 +79,12 @@ def new_folder(out: Path) -> Iterator[Path]:
         temporary.mkdir(parents=True)
         yield temporary
         sync_tree(temporary)
-        os.rename(temporary, out)
+        try:
+            os.rename(temporary, out)
+        except OSError as error:
+            written = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
+            require(not written, f"OUT = {out} was written meanwhile by another command; it stays")
+            raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     sync_folder(out.parent)
