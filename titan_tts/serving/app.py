@@ -3,21 +3,29 @@ them, and its health."""
 
 import asyncio
 import base64
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, WebSocket, WebSocketDisconnect
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from titan_tts.report.page import STYLE
 from titan_tts.serving.batcher import Batcher, ending
-from titan_tts.serving.refusals import BodyLimit, HostCheck, KeyCheck, Refusal, add_refusals
+from titan_tts.serving.refusals import (
+    BodyLimit,
+    HostCheck,
+    KeyCheck,
+    Refusal,
+    add_refusals,
+    refusal_of,
+    refusal_of_form,
+)
 from titan_tts.speak.joining import join, part
 from titan_tts.speak.long_text import clean_text
 from titan_tts.speak.sampling_options import check_text
@@ -48,6 +56,9 @@ class SpeechBody(BaseModel):
     response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"
     speed: float = Field(1.0, ge=0.25, le=4.0)
     stream_format: Literal["audio"] = "audio"
+    stream: bool = False
+    """wav and pcm begin before the first sentence is complete"""
+
     instructions: str | None = None
 
 
@@ -65,6 +76,11 @@ class SpeechService:
 
     max_characters: int
     """of a request's text"""
+
+    @property
+    def body_limit(self) -> int:
+        """Most bytes of a request. JSON may write a character as two escapes of six bytes."""
+        return 2**16 + 12 * self.max_characters
 
     @cached_property
     def names(self) -> list[str]:
@@ -98,30 +114,31 @@ class SpeechService:
         require(name in self.names, f"there is no voice {name!r}; there are: {known}")
         return self.voices.get(name) or self.synthesizer.speaker(name)
 
-    async def said(self, pieces: list[Utterance]) -> AsyncGenerator[Speech, None]:
-        """The pieces' speech in order: the first is synthesized alone, the rest in batches."""
-        pending = list[Future[Speech]]()
-        with self.batcher.admitted(len(pieces)):
-            try:
-                for group in (pieces[:1], pieces[1:]):
-                    pending = self.batcher.submit(group)
-                    for future in pending:
-                        yield await asyncio.wrap_future(future)
-            finally:
-                for future in pending:  # the client may have gone
-                    future.cancel()
-
     async def all_said(self, pieces: list[Utterance]) -> list[Speech]:
         """The pieces' speech once it is complete."""
-        return [each async for each in self.said(pieces)]
+        with self.batcher.admitted(len(pieces)):
+            with _cancelled(self.batcher.submit(pieces)) as futures:
+                return [await asyncio.wrap_future(each) for each in futures]
 
-    async def sounds(self, pieces: list[Utterance]) -> AsyncGenerator[bytes, None]:
-        """The samples of `said`, one after the other the sound of the text."""
-        rate, index = self.synthesizer.sample_rate, 0
-        async with aclosing(self.said(pieces)) as said:
-            async for speech in said:
-                yield pcm(part(speech.waveform, index, len(pieces), rate))
-                index += 1
+    async def sounds(
+        self, pieces: list[Utterance], in_blocks: bool = False
+    ) -> AsyncGenerator[bytes, None]:
+        """Samples, one after the other the sound of the text: of the first piece alone, then of two, four and so on, which
+        are synthesized together while it plays. `in_blocks`: of the first piece block by block."""
+        rate, count, begin = self.synthesizer.sample_rate, len(pieces), 0
+        with self.batcher.admitted(count):
+            if in_blocks:
+                blocks, begin = self.synthesizer.blocks(pieces), 1
+                while (block := blocks.next) is not None:
+                    with _cancelled(self.batcher.submit([block])) as [future]:
+                        yield pcm(blocks.add(await asyncio.wrap_future(future)))
+            while begin < count:
+                end = 2 * begin + 1
+                with _cancelled(self.batcher.submit(pieces[begin:end])) as futures:
+                    for index, future in enumerate(futures, begin):
+                        speech = await asyncio.wrap_future(future)
+                        yield pcm(part(speech.waveform, index, count, rate))
+                begin = end
 
     async def answer(self, body: SpeechBody, request: Request) -> Response:
         """The response to a request for speech. It is a stream once the first piece is there: up to then an error has a
@@ -133,7 +150,7 @@ class SpeechService:
             spoken = await _unless_gone(request, self.all_said(pieces))
             content = await asyncio.to_thread(encoded, join(spoken).waveform, rate, kind)
             return Response(content, media_type=media_type)
-        sounds = self.sounds(pieces)
+        sounds = self.sounds(pieces, body.stream and synthesizer.has_blocks)
         first = await _unless_gone(request, anext(sounds))
 
         async def stream() -> AsyncIterator[bytes]:
@@ -168,6 +185,65 @@ class SpeechService:
 
         return JSONResponse(await asyncio.to_thread(content))
 
+    async def converse(self, socket: WebSocket) -> None:
+        """Answers the messages of a client, each a request for speech, until it goes."""
+        await socket.accept()
+        receiving = asyncio.ensure_future(socket.receive())
+        tasks: list[asyncio.Task[Any]] = [receiving]
+        try:
+            while (received := await receiving)["type"] != "websocket.disconnect":
+                receiving = asyncio.ensure_future(socket.receive())
+                content = received.get("text") or received.get("bytes") or ""
+                answering = asyncio.ensure_future(self.tell(socket, content))
+                tasks = [receiving, answering]
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                if receiving.done() and receiving.result()["type"] == "websocket.disconnect":
+                    return
+                await answering
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def tell(self, socket: WebSocket, content: str | bytes) -> None:
+        """Sends the sound of a request: its rate, samples as they are ready, and its end; or what is wrong with it."""
+        try:
+            try:
+                body = SpeechBody.model_validate_json(content)
+            except ValidationError as error:
+                raise refusal_of_form(error.errors()[0]) from None
+            pcm_only = (
+                body.response_format == "pcm" or "response_format" not in body.model_fields_set
+            )
+            require(
+                pcm_only, f"response_format = {body.response_format}, but a WebSocket sends pcm"
+            )
+            body.response_format = "pcm"
+            pieces = await asyncio.to_thread(self.utterances, body)
+            await socket.send_json(
+                {"type": "audio.start", "sample_rate": self.synthesizer.sample_rate}
+            )
+            async with aclosing(self.sounds(pieces, self.synthesizer.has_blocks)) as sounds:
+                async for each in sounds:
+                    await socket.send_bytes(each)
+            await socket.send_json({"type": "audio.done"})
+        except WebSocketDisconnect:
+            return
+        except Exception as error:
+            refusal = refusal_of(error)
+            await socket.send_json({"type": "error", **refusal.content})
+            if refusal.status_code == 500:
+                raise
+
+
+@contextmanager
+def _cancelled(futures: list[Future[Speech]]) -> Iterator[list[Future[Speech]]]:
+    """The futures, which are cancelled at the end: the client may have gone."""
+    try:
+        yield futures
+    finally:
+        for future in futures:
+            future.cancel()
+
 
 async def _unless_gone(request: Request, work: Awaitable[_Found]) -> _Found:
     """Awaits the work, and cancels it if the client disconnects."""
@@ -188,8 +264,7 @@ def build_app(service: SpeechService, api_key: str = "", host: str = "127.0.0.1"
     batcher."""
     app = FastAPI(title="titan-tts", docs_url=None, redoc_url=None)
     add_refusals(app)
-    # JSON may write a character as two escapes of six bytes.
-    app.add_middleware(BodyLimit, limit=2**16 + 12 * service.max_characters)
+    app.add_middleware(BodyLimit, limit=service.body_limit)
     if api_key:  # checked before a body is read
         app.add_middleware(KeyCheck, key=api_key)
     else:
@@ -208,6 +283,10 @@ def build_app(service: SpeechService, api_key: str = "", host: str = "127.0.0.1"
     @app.post("/dev/captioned_speech")
     async def captioned_speech(body: SpeechBody, request: Request) -> Response:
         return await service.captioned(body, request)
+
+    @app.websocket("/v1/audio/speech/stream")
+    async def speech_stream(socket: WebSocket) -> None:
+        await service.converse(socket)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 
 from torchtitan.models.dit_tts.errors import InputError
 
@@ -34,11 +35,30 @@ class Refusal(HTTPException):
         super().__init__(status, message, headers)
         self.code, self.param = code, param
 
-    def response(self) -> JSONResponse:
+    @property
+    def content(self) -> dict[str, Any]:
         """The answer in the form that OpenAI's clients read."""
         kind = "server_error" if self.status_code >= 500 else "invalid_request_error"
         error = {"message": self.detail, "type": kind, "param": self.param, "code": self.code}
-        return JSONResponse({"error": error}, self.status_code, self.headers)
+        return {"error": error}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.content, self.status_code, self.headers)
+
+
+def refusal_of(error: Exception) -> Refusal:
+    """What a client is told of an error."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, InputError):
+        return Refusal(400, str(error), "invalid_request")
+    return Refusal(500, "the server has failed; its log says why", "internal_error")
+
+
+def refusal_of_form(found: Mapping[str, Any], inside: int = 0) -> Refusal:
+    """What a client is told of the first of pydantic's errors. `inside`: parts of its place that name no field."""
+    name = ".".join(str(part) for part in found["loc"][inside:])
+    return Refusal(400, f"{name or 'the body'}: {found['msg']}", "invalid_request", name or None)
 
 
 def add_refusals(app: FastAPI) -> None:
@@ -54,18 +74,12 @@ def add_refusals(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def refuse_form(request: Request, error: RequestValidationError) -> JSONResponse:
-        found = error.errors()[0]
-        name = ".".join(str(part) for part in found["loc"][1:])
-        message = f"{name or 'the body'}: {found['msg']}"
-        return Refusal(400, message, "invalid_request", name or None).response()
+        return refusal_of_form(error.errors()[0], inside=1).response()
 
     @app.exception_handler(InputError)
-    async def refuse_input(request: Request, error: InputError) -> JSONResponse:
-        return Refusal(400, str(error), "invalid_request").response()
-
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> JSONResponse:
-        return Refusal(500, "the server has failed; its log says why", "internal_error").response()
+        return refusal_of(error).response()
 
 
 # Pure ASGI: `@app.middleware("http")` would end an answer that fails midway as if it were complete.
@@ -73,7 +87,8 @@ def add_refusals(app: FastAPI) -> None:
 
 class HostCheck:
     """Refuses requests to another name than this machine's, where the server listens for it alone (`host` is a loopback
-    address). A browser sends them for a page whose name was first a stranger's server and then became 127.0.0.1."""
+    address). A browser sends them for a page whose name was first a stranger's server and then became 127.0.0.1. Nor may a
+    stranger's page open a WebSocket here, which a browser lets it."""
 
     def __init__(self, app: Any, host: str):
         self.app, self.checks = app, _is_loopback(host)
@@ -86,6 +101,9 @@ class HostCheck:
                 message = f"the request is to {given!r}, but this server answers those to 127.0.0.1 and localhost; "
                 message += "--host 0.0.0.0 serves other machines and any name"
                 answer = Refusal(403, message, "host_not_allowed").response()
+            elif scope["type"] == "websocket" and not _of_own_page(scope, given):
+                message = "a page of another origin may not open a WebSocket here"
+                answer = Refusal(403, message, "origin_not_allowed").response()
         await answer(scope, receive, send)
 
 
@@ -98,6 +116,12 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
+def _of_own_page(scope: Any, host: str) -> bool:
+    """True if a request comes from a page of this host, or of none."""
+    origin = dict(scope["headers"]).get(b"origin")
+    return origin is None or origin.decode("latin-1").partition("://")[2] == host
+
+
 class KeyCheck:
     """Refuses requests below /v1/ and /dev/ without the key."""
 
@@ -106,8 +130,8 @@ class KeyCheck:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         answer = self.app
-        if scope["type"] == "http" and scope["path"].startswith(("/v1/", "/dev/")):
-            given = Request(scope).headers.get("authorization", "").removeprefix("Bearer ")
+        if scope["type"] != "lifespan" and scope["path"].startswith(("/v1/", "/dev/")):
+            given = HTTPConnection(scope).headers.get("authorization", "").removeprefix("Bearer ")
             if not hmac.compare_digest(given.encode(), self.key.encode()):
                 refusal = Refusal(401, "the API key is missing or wrong", "invalid_api_key")
                 answer = refusal.response()

@@ -77,7 +77,7 @@ def run(options: Options) -> int:
     listening.listen()  # clients may connect once the line is printed
     show(f"{name} at http://{options.host}:{port}/v1, {'with' if key else 'without'} a key")
     try:
-        server(build_app(service, key, options.host)).run([listening])
+        server(build_app(service, key, options.host), service.body_limit).run([listening])
     finally:
         batcher.close()
     return 0
@@ -113,9 +113,13 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def server(app: Any) -> "uvicorn.Server":
-    """The web server of an application."""
+def server(app: Any, body_limit: int) -> "uvicorn.Server":
+    """The web server of an application. `body_limit`: most bytes of a WebSocket's message."""
     import uvicorn
 
-    limits: Any = {"timeout_keep_alive": 60, "timeout_graceful_shutdown": GRACE_SECONDS}
-    return uvicorn.Server(uvicorn.Config(app, ws="none", log_level="warning", **limits))
+    limits: Any = {
+        "ws_max_size": body_limit,
+        "timeout_keep_alive": 60,
+        "timeout_graceful_shutdown": GRACE_SECONDS,
+    }
+    return uvicorn.Server(uvicorn.Config(app, log_level="warning", **limits))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from titan_tts.speak.adapters import Adapters
+from titan_tts.speak.blocks import Blocks
 from titan_tts.speak.joining import join, pause
 from titan_tts.speak.lengths import Lengths, speech_end
 from titan_tts.speak.load_run import LoadedRun
@@ -213,6 +214,15 @@ class Synthesizer:
         return kind in STREAMED and not (kind == "wav" and self._ends_itself)
 
     @property
+    def has_blocks(self) -> bool:
+        """True if an utterance can be said block by block: the model must know where in it a part of the text is said."""
+        return self.run.config.model.text_positions == "aligned"
+
+    def blocks(self, pieces: Sequence[Utterance]) -> Blocks:
+        """The blocks of the first of a text's pieces, whose lengths are set."""
+        return Blocks(pieces[0], self.codec.hop_length, len(pieces))
+
+    @property
     def _ends_itself(self) -> bool:
         return self.run.config.objective.loss_on_padding
 
@@ -227,7 +237,8 @@ class Synthesizer:
         data, frames = self.run.config.data, utterance.frames or 0
         conditions = with_duration(utterance.conditions, frames, data.frames_per_second)
         reference = utterance.voice.latents(data)
-        return SpeechRequest(utterance.text, reference, frames, conditions)
+        said = utterance.until, utterance.known
+        return SpeechRequest(utterance.text, reference, frames, conditions, *said)
 
     def synthesize(
         self,

@@ -56,6 +56,12 @@ class Utterance:
     speed: float = 1.0
     """divides the estimated length"""
 
+    until: int = 0
+    """so many of `frames` are said, from the first on; 0: all"""
+
+    known: Tensor | None = None
+    """(K, C) latents of the first frames, said before"""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", nfc(self.text))
 

@@ -28,6 +28,8 @@ from titan_tts.speak.utterance import Utterance, Voice
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
+pytest.importorskip("websockets", reason="the extra serve is not installed")
+aiohttp = pytest.importorskip("aiohttp", reason="the extra remote is not installed")
 
 
 @contextmanager
@@ -37,7 +39,7 @@ def listening_with(app):
 
     listening = serve_command.listen("127.0.0.1", 0)
     listening.listen()
-    server = serve_command.server(app)
+    server = serve_command.server(app, 66736)
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     yield listening.getsockname()
@@ -145,13 +147,13 @@ def test_speech_comes_with_the_times_of_its_words(server, synthesizer):
 def test_long_texts_are_streamed_in_pieces(server, synthesizer, monkeypatch):
     batches, speak = [], synthesizer.speak
     monkeypatch.setattr(synthesizer, "speak", lambda r, *a: batches.append(len(r)) or speak(r, *a))
-    synthesizer.run.config.data.max_frames = 8
+    synthesizer.run.config.data.max_frames = 3
     url, batcher = server()
-    text = "One two one two. Two one. One two."
+    text = "One two one two. Two one. One two. " * 3
     status, headers, content = speech(url, input=text, response_format="wav")
     assert status == 200 and headers["Transfer-Encoding"] == "chunked"
     assert headers["X-Sample-Rate"] == "100"
-    assert batches[0] == 1 and len(batches) == 2  # the first alone, the others together
+    assert batches[:2] == [1, 2] and len(batches) == 3  # the first alone, the others while it plays
     samples, _ = soundfile.read(io.BytesIO(content), dtype="float32")
     wanted = said(synthesizer, text)
     assert len(samples) == len(wanted) > 2 * HOP
@@ -160,6 +162,156 @@ def test_long_texts_are_streamed_in_pieces(server, synthesizer, monkeypatch):
         status, headers, content = speech(url)
     assert status == 429 and json.loads(content)["error"]["code"] == "queue_full"
     assert headers["Retry-After"] == "1" and speech(url)[0] == 200
+
+
+def blocks_of(synthesizer, monkeypatch):
+    """Of each batch the frames that each of its utterances ends at, 0 if it is whole."""
+    batches, speak = [], synthesizer.speak
+    record = lambda given: batches.append([each.until for each in given])  # noqa: E731
+    monkeypatch.setattr(synthesizer, "speak", lambda given, *a: record(given) or speak(given, *a))
+    return batches
+
+
+LONG = f"One{' two one' * 40}. Two one. One two."
+
+
+def test_a_stream_begins_before_its_first_sentence_is_complete(server, synthesizer, monkeypatch):
+    """Where the client asks for it and the model can."""
+    batches, config = blocks_of(synthesizer, monkeypatch), synthesizer.run.config
+    url, _ = server()
+    config.data.max_frames = config.data.max_text_tokens = 999
+    whole = Utterance(LONG, synthesizer.speaker("ann"), speed=0.25)
+    frames = synthesizer.pieces(whole, low_latency=True)[0].frames
+    assert 104 < frames <= 200
+    ask_for = {"input": LONG, "speed": 0.25}
+    for positions, more, wanted in (
+        ("aligned", {"stream": True}, [[32], [56], [104], [frames], [0]]),
+        ("aligned", {}, [[0], [0]]),
+        ("none", {"stream": True}, [[0], [0]]),
+    ):
+        config.model.text_positions = positions
+        batches.clear()
+        samples = {}
+        for kind in ("wav", "pcm"):
+            _, _, content = speech(url, response_format=kind, **ask_for, **more)
+            samples[kind] = np.frombuffer(content[44 if kind == "wav" else 0 :], "<i2") / 32767
+        assert batches == 2 * wanted
+        whole = said(synthesizer, LONG, speed=0.25).numpy()
+        assert np.array_equal(*samples.values()) and len(samples["wav"]) == len(whole)
+        assert abs(samples["wav"] - whole).max() < 1e-4
+    assert speech(url, response_format="flac", stream=True)[0] == 200
+
+
+async def conversation(url, *messages, **headers):
+    """Of each message what the socket answers: events, and the samples between them."""
+    address = f"{url}/v1/audio/speech/stream"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.ws_connect(address, headers=headers) as socket,
+    ):
+        for message in messages:
+            await socket.send_str(message if isinstance(message, str) else json.dumps(message))
+        answers = []
+        for _ in messages:
+            events, sound = [], b""
+            while not events or events[-1]["type"] == "audio.start":
+                got = await socket.receive(timeout=20)
+                if got.type is aiohttp.WSMsgType.CLOSE:
+                    return got.data
+                if got.type is aiohttp.WSMsgType.BINARY:
+                    sound += got.data
+                else:
+                    events.append(got.json())
+            answers.append((events, sound))
+        return answers
+
+
+def test_a_websocket_says_one_text_after_the_other(server, synthesizer, monkeypatch):
+    synthesizer.run.config.model.text_positions = "aligned"
+    synthesizer.run.config.data.max_frames = 999
+    url, _ = server(max_characters=400)
+    first = {"model": "tiny", "input": LONG, "voice": "ann", "speed": 0.25}
+    second = {"model": "tiny", "input": "one", "voice": "bob", "response_format": "pcm"}
+    wrong = (
+        ("{", "the body: Invalid JSON", None),
+        ('{"input": "one"}', "model: Field required", "model"),
+        (second | {"voice": "eve"}, "no voice 'eve'", None),
+        (second | {"input": "one " * 100 + "t"}, "401 characters, but at most 400", None),
+        (
+            second | {"response_format": "mp3"},
+            "response_format = mp3, but a WebSocket sends pcm",
+            None,
+        ),
+    )
+    batches = blocks_of(synthesizer, monkeypatch)
+    found = asyncio.run(conversation(url, first, *(each for each, *_ in wrong), second))
+    assert batches[:2] == [[32], [56]]
+    for (events, _), (_, words, param) in zip(found[1:-1], wrong, strict=True):
+        [event] = events
+        assert event["type"] == "error" and words in event["error"]["message"]
+        assert (event["error"]["code"], event["error"]["param"]) == ("invalid_request", param)
+    for (events, sound), body in ((found[0], first), (found[-1], second)):
+        assert events == [{"type": "audio.start", "sample_rate": 100}, {"type": "audio.done"}]
+        assert sound == speech(url, **body | {"response_format": "pcm", "stream": True})[2]
+    monkeypatch.setattr(synthesizer, "synthesize", None)
+    [(events, _)] = asyncio.run(conversation(url, second))
+    assert [each.get("error", {}).get("code") for each in events] == [None, "internal_error"]
+
+
+@pytest.mark.parametrize(
+    "key, origin, status",
+    [
+        ("", None, 0),
+        ("", "own", 0),
+        ("", "http://evil.example", 403),
+        ("", "null", 403),
+        ("secret", None, 0),
+        ("secret", "http://evil.example", 0),
+        ("Secret", None, 401),
+    ],
+)
+def test_who_may_open_a_websocket(server, key, origin, status):
+    """A browser lets any page open one to this machine, and tells whose page it is."""
+    url, _ = server(api_key="secret" if key else "", max_characters=100)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    if origin:
+        headers["Origin"] = url if origin == "own" else origin
+    body = {"model": "tiny", "input": "one", "voice": "ann"}
+    if status:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refusal:
+            asyncio.run(conversation(url, body, **headers))
+        assert refusal.value.status == status
+    else:
+        [(events, sound)] = asyncio.run(conversation(url, body, **headers))
+        assert sound and events[-1] == {"type": "audio.done"}
+        assert asyncio.run(conversation(url, "x" * 66737, **headers)) == 1009  # too big
+
+
+def test_a_websocket_that_closes_ends_its_speech(server, synthesizer, monkeypatch):
+    calls, gate, synthesize = [], threading.Event(), synthesizer.synthesize
+
+    def waits(utterances, **more):
+        calls.append(len(utterances))
+        assert len(calls) == 1 or gate.wait(20)
+        return synthesize(utterances, **more)
+
+    async def leaves():
+        address = f"{url}/v1/audio/speech/stream"
+        async with aiohttp.ClientSession() as session, session.ws_connect(address) as socket:
+            await socket.send_json({"model": "tiny", "input": "One. " * 40, "voice": "ann"})
+            while (await socket.receive(timeout=20)).type is not aiohttp.WSMsgType.BINARY:
+                pass
+
+    monkeypatch.setattr(synthesizer, "synthesize", waits)
+    synthesizer.run.config.data.max_frames = 8
+    url, batcher = server()
+    asyncio.run(leaves())
+    until = time.monotonic() + 20
+    while json.loads(ask(f"{url}/health")[2])["waiting"] or batcher._admitted:
+        assert time.monotonic() < until
+    gate.set()
+    assert speech(url)[0] == 200
+    assert len(calls) <= 3  # the first piece, at most what was being said, and the new text
 
 
 def test_a_stream_that_fails_does_not_end_as_a_complete_one(server, synthesizer, monkeypatch):
@@ -326,7 +478,9 @@ def test_options_of_serve_arrive(synthesizer, monkeypatch, tmp_path, capsys):
     for name, frames in (("a=b", 2), ("c", 3)):
         np.save(f"{name}.npy", np.ones((frames, 8), np.float32))
     runs_nothing = SimpleNamespace(run=lambda sockets: None)
-    monkeypatch.setattr(serve_command, "server", lambda app: runs_nothing)
+    monkeypatch.setattr(
+        serve_command, "server", lambda app, limit: arrived.append(limit) or runs_nothing
+    )
     monkeypatch.setattr(serve_command, "load_synthesizer", lambda *_: synthesizer)
     monkeypatch.setattr(app, "build_app", build_app)
     monkeypatch.setenv(serve_command.KEY_VARIABLE, "secret")
@@ -335,7 +489,7 @@ def test_options_of_serve_arrive(synthesizer, monkeypatch, tmp_path, capsys):
     options = tyro.cli(serve_command.Options, args=["outputs/voice/", *given.split()])
     assert serve_command.run(options) == 0
     service = [3, 7, "voice", "secret", "localhost"]
-    assert arrived == [service, 60, {"d": 3, "e": 2, "f": 5}]
+    assert arrived == [service, 60, {"d": 3, "e": 2, "f": 5}, 2**16 + 12 * 60]
     assert capsys.readouterr().out.startswith("voice at http://localhost:")
     for given, words in (
         ({"voice": ["d=c.npy", "e"]}, "--voice = e, but it must be NAME=FILE"),

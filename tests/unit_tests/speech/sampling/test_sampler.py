@@ -197,6 +197,8 @@ def test_each_request_is_said_as_it_is_alone(sizes, settings, compiled):
             ("none", 0, {"caption": "wild"}),
         )
     ]
+    known = torch.randn(3, 8, generator=draw)
+    requests[:2] = [replace(requests[0], until=8, known=known), replace(requests[1], until=5)]
     alone = [generate([each], sampling, model=model, **more)[0] for each in requests]
     plain = generate(requests, model=model, **more)
     counter = CompileCounter()
@@ -214,6 +216,22 @@ def test_each_request_is_said_as_it_is_alone(sizes, settings, compiled):
         torch.testing.assert_close(row, wanted, atol=1e-5 * scale, rtol=0)
         torch.testing.assert_close(without_caches, wanted, atol=1e-5 * scale, rtol=0)
         assert (wanted - other).abs().max() > 1e-3 * scale
+
+
+@pytest.mark.parametrize("settings", [{}, {"solver": "heun", "start_t": 0.9, "rescale_k": 1.5}])
+def test_what_is_known_is_continued(settings):
+    """Other frames attend to it, and `until` tells how many of the utterance's frames are made."""
+    model = random_model(small_args(latent_channels=8, text_vocab_size=300)).eval()
+    request = replace(REQUESTS[0], frames=12)
+    known = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
+    parts = [replace(request, until=7, known=each) for each in known]
+    sampling = replace(SAMPLING, **settings)
+    first, second, unknown = generate([*parts, replace(request, until=7)], sampling, model=model)
+    for found, wanted in zip((first, second), known, strict=True):
+        assert found.shape == (7, 8)
+        torch.testing.assert_close(found[:3], wanted, atol=1e-5, rtol=0)
+    for one, other in ((first, second), (first, unknown)):
+        assert (one[3:] - other[3:]).abs().amax(1).min() > 1e-3
 
 
 def test_a_cpu_computes_no_padded_frame():

@@ -23,7 +23,7 @@ from torchtitan.models.dit_tts.model.layers import (
     timestep_embedding,
 )
 from torchtitan.models.dit_tts.model.operations import WithOperations
-from torchtitan.models.dit_tts.streams import PackedStreams, Stream
+from torchtitan.models.dit_tts.streams import PackedStreams, Stream, valid_mask
 
 
 class BlockCache(NamedTuple):
@@ -215,7 +215,7 @@ class DiTTTSModel(ConditionedModel):
             latents: (N·B, T, C), copy by copy.
             t: (1,).
             conditions: of B rows; `keys` tells which of them each copy has.
-            frames: (B,) lengths of the utterances.
+            frames: (B,) lengths of the utterances, whose first frames the latents are.
             caches: of `block_caches` at this time, one per block.
         """
         x = self.input(latents.to(self.input.weight.dtype))
@@ -225,9 +225,9 @@ class DiTTTSModel(ConditionedModel):
         if keys.lengths is None or compiled or not x.is_cpu:
             keys = keys._replace(lengths=None)
             return self._decode(x, t, keys, conditions, frames[:, None], caches)
-        index = torch.arange(x.shape[1])
-        valid = (index < frames[:, None]).repeat(len(keys.copies), 1)
-        positions = index.float().expand(valid.shape)[valid]
+        own = torch.tensor([row[0] for row in keys.lengths])
+        valid = valid_mask(own, x.shape[1]).repeat(len(keys.copies), 1)
+        positions = torch.arange(x.shape[1]).float().expand(valid.shape)[valid]
         rows = self._decode(
             x[valid][None], t, keys, conditions, frames[:, None], caches, positions=positions
         )

@@ -22,6 +22,7 @@ from torchtitan.models.dit_tts.model.conditions import (
 )
 from torchtitan.models.dit_tts.model.duration import DurationModel
 from torchtitan.models.dit_tts.model.model import BlockCache, DiTTTSModel
+from torchtitan.models.dit_tts.streams import valid_mask
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 
@@ -42,6 +43,12 @@ class SpeechRequest:
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """values of the conditioning tokens, and the caption, under the names that a sample's JSON has"""
+
+    until: int = 0
+    """so many of the frames, from the first on, are generated; 0: all"""
+
+    known: torch.Tensor | None = None
+    """(K, C) latents of the first frames, which are continued"""
 
     def noise_row(self) -> int:
         """Number that keys the request's noise, in addition to the seed. It depends on the content, not
@@ -108,7 +115,8 @@ def generate_latents(
     """Latents (frames, C) float32 on the CPU for each request, as one batch.
 
     The noise of a request is keyed by the seed and the request, so that its result does not depend on
-    the rest of its batch. Conditions are encoded once: their K and V serve all steps and branches of
+    the rest of its batch. Of a request with `until` as many are returned: text that has its place behind them
+    ([model] text_positions = "aligned") is not said. What is `known` follows its straight path. Conditions are encoded once: their K and V serve all steps and branches of
     guidance. The network runs in the dtype of the model's weights, the solver in float32.
 
     Args:
@@ -117,8 +125,9 @@ def generate_latents(
             a sharded model, whose blocks are gathered only while they run.
     """
     lengths = torch.tensor([r.frames for r in requests], device=device)
-    frames = int(lengths.max())
-    frame_mask = torch.arange(frames, device=device)[None] < lengths[:, None]
+    counts = [request.until or request.frames for request in requests]
+    frames = max(counts)
+    frame_mask = valid_mask(torch.tensor(counts, device=device), frames)
     conditions = encode_requests(model, tokenizer, requests, device, text_encoder)
     caption_mask = conditions.caption_mask
     if caption_mask is None or not caption_mask.any():
@@ -140,6 +149,11 @@ def generate_latents(
     rows = torch.tensor([request.noise_row() for request in requests], device=device)
     noise_keys = stream_keys(seed, torch.tensor(0, device=device), rows, SAMPLING_STREAM)
     noise = sampling.truncation_factor * normal(noise_keys, (frames, model.args.latent_channels))
+    given = [noise[0, :0].cpu() if r.known is None else r.known for r in requests]
+    known, known_frames = _padded(given, device)
+    is_known = valid_mask(known_frames, frames)[..., None]
+    known = torch.nn.functional.pad(known, (0, 0, 0, frames - known.shape[1]))
+    straight = (noise - known) / sampling.start_t
 
     def velocity(latents: torch.Tensor, t: float, step: Step) -> torch.Tensor:
         one_time = torch.full((1,), t, device=device)
@@ -152,10 +166,11 @@ def generate_latents(
             return objective.velocity(output, rows, one_time, smallest_step=nearest)
 
         guided = guided_velocity(network, latents, step.branches)
-        return rescaled_velocity(guided, latents, t, sampling.rescale_k, sampling.rescale_sigma)
+        scale = sampling.rescale_k, sampling.rescale_sigma
+        return torch.where(is_known, straight, rescaled_velocity(guided, latents, t, *scale))
 
     latents = integrate(velocity, noise, steps, SOLVERS[sampling.solver])
-    return [row[: request.frames].cpu() for row, request in zip(latents, requests)]
+    return [row[:count].cpu() for row, count in zip(latents, counts)]
 
 
 @torch.no_grad()
