@@ -57,7 +57,7 @@ def run(options: Options) -> int:
     check_range("--max-characters", options.max_characters, 1, 10**6)
     check_range("--max-batch", options.max_batch, 1, 4096)
     given = given_voices(options)
-    require_modules("fastapi", "uvicorn", "soundfile")
+    require_modules("fastapi", "uvicorn", "websockets", "soundfile")
     listening = listen(options.host, options.port)
 
     from titan_tts.serving.app import SpeechService, build_app

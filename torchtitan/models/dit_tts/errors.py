@@ -47,7 +47,7 @@ LEFT_OUT = "***"
 _EXTRAS = {
     **dict.fromkeys(("soundfile", "soxr", "pyloudnorm", "pyarrow", "pocketsphinx"), "speech"),
     **dict.fromkeys(("matplotlib", "av", "jiwer", "swift_f0"), "speech"),
-    **dict.fromkeys(("fastapi", "uvicorn"), "serve"),
+    **dict.fromkeys(("fastapi", "uvicorn", "websockets"), "serve"),
     **dict.fromkeys(("transformers", "tokenizers"), "pretrained"),
     "accelerate": "recognizer",
     "scipy": "collect",

@@ -115,9 +115,12 @@ def generate_latents(
     """Latents (frames, C) float32 on the CPU for each request, as one batch.
 
     The noise of a request is keyed by the seed and the request, so that its result does not depend on
-    the rest of its batch. Of a request with `until` as many are returned: text that has its place behind them
-    ([model] text_positions = "aligned") is not said. What is `known` follows its straight path. Conditions are encoded once: their K and V serve all steps and branches of
+    the rest of its batch. Conditions are encoded once: their K and V serve all steps and branches of
     guidance. The network runs in the dtype of the model's weights, the solver in float32.
+
+    A request with `until` has as many frames, without the text whose place is behind them; this needs
+    [model] text_positions = "aligned". Its `known` latents have the noise of each step's time, from which the others
+    tell what they continue, and end as they are.
 
     Args:
         text_encoder: the frozen one of a model that has none inside.
@@ -149,7 +152,8 @@ def generate_latents(
     rows = torch.tensor([request.noise_row() for request in requests], device=device)
     noise_keys = stream_keys(seed, torch.tensor(0, device=device), rows, SAMPLING_STREAM)
     noise = sampling.truncation_factor * normal(noise_keys, (frames, model.args.latent_channels))
-    given = [noise[0, :0].cpu() if r.known is None else r.known for r in requests]
+    nothing = torch.zeros(0, model.args.latent_channels)
+    given = [nothing if request.known is None else request.known for request in requests]
     known, known_frames = _padded(given, device)
     is_known = valid_mask(known_frames, frames)[..., None]
     known = torch.nn.functional.pad(known, (0, 0, 0, frames - known.shape[1]))
