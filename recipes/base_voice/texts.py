@@ -6,10 +6,12 @@ and sentences with numbers, dates, names and spelled letters that are made here.
 
 import random
 import re
+from calendar import month_name
 from collections.abc import Iterator
 from pathlib import Path
+from string import ascii_uppercase
 
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import require
 
 FORTUNES = Path("/usr/share/games/fortunes")
 WORDNET = Path("/usr/share/wordnet")
@@ -28,9 +30,6 @@ _NAMES = (
     "Teresa Ursula Victor Wendy Xavier Yvonne Zachary Johnson Taylor Miller Thompson Garcia Martin London Paris Berlin "
     "Chicago Boston Sydney Toronto Dublin Madrid Tokyo"
 ).split()
-_MONTHS = (
-    "January February March April May June July August September October November December".split()
-)
 _THINGS = (
     "books apples tickets letters miles dollars pounds people houses pages minutes days".split()
 )
@@ -50,20 +49,19 @@ _FRAMES = (
     "Why would {name} ask {other} for {small} {things}?",
     "The letters are {letter}, {letter}, {letter} and {letter}.",
 )
-_ONES = (
+_NUMBERS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
+    "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety"
 ).split()
-_TENS = "- - twenty thirty forty fifty sixty seventy eighty ninety".split()
 
 
 def spelled(number: int) -> str:
     """A number below a million in words."""
     if number < 20:
-        return _ONES[number]
+        return _NUMBERS[number]
     if number < 100:
         tens, rest = divmod(number, 10)
-        return _TENS[tens] + (f"-{_ONES[rest]}" if rest else "")
+        return _NUMBERS[18 + tens] + (f"-{_NUMBERS[rest]}" if rest else "")
     size, name = (100, "hundred") if number < 1000 else (1000, "thousand")
     high, rest = divmod(number, size)
     return f"{spelled(high)} {name}" + (f" {spelled(rest)}" if rest else "")
@@ -75,10 +73,8 @@ def made_sentences(n: int, seed: int) -> list[str]:
     made = []
     for index in range(n):
         frame = _FRAMES[index % len(_FRAMES)]
-        while "{letter}" in frame:
-            frame = frame.replace("{letter}", draw.choice("ABCDEFGHIJKLMNOPQRSTUVWXYZ"), 1)
-        while "{digit}" in frame:
-            frame = frame.replace("{digit}", spelled(draw.randrange(10)), 1)
+        frame = re.sub("{letter}", lambda _: draw.choice(ascii_uppercase), frame)
+        frame = re.sub("{digit}", lambda _: spelled(draw.randrange(10)), frame)
         minute = draw.randrange(60)
         words = {
             "name": draw.choice(_NAMES),
@@ -88,7 +84,7 @@ def made_sentences(n: int, seed: int) -> list[str]:
             "things": draw.choice(_THINGS),
             "hour": spelled(draw.randrange(1, 13)),
             "minute": spelled(minute) if minute > 9 else f"oh {spelled(minute)}",
-            "month": draw.choice(_MONTHS),
+            "month": draw.choice(month_name[1:]),
             "day": spelled(draw.randrange(1, 32)),
             "year": f"{draw.choice(['nineteen', 'eighteen', 'twenty'])} {spelled(draw.randrange(10, 100))}",
             "percent": spelled(draw.randrange(1, 100)),
@@ -103,9 +99,7 @@ def _fortunes() -> Iterator[str]:
     for path in sorted(FORTUNES.glob("*.u8")):
         for fortune in path.read_text("utf-8", errors="replace").split("\n%\n"):
             body = re.split(r"\n\s*--", fortune)[0]
-            for sentence in re.split(r"(?<=[.!?])\s+", " ".join(body.split())):
-                if _PLAIN.fullmatch(sentence):
-                    yield sentence
+            yield from re.split(r"(?<=[.!?])\s+", " ".join(body.split()))
 
 
 def _wordnet_examples() -> Iterator[str]:
@@ -114,9 +108,7 @@ def _wordnet_examples() -> Iterator[str]:
             _, _, gloss = line.partition(" | ")
             for example in _EXAMPLE.findall(gloss):
                 sentence = example[0].upper() + example[1:].rstrip(" .,;")
-                sentence += "" if sentence[-1] in "!?" else "."
-                if _PLAIN.fullmatch(sentence):
-                    yield sentence
+                yield sentence + ("" if sentence[-1] in "!?" else ".")
 
 
 def words_of(text: str) -> list[str]:
@@ -125,19 +117,12 @@ def words_of(text: str) -> list[str]:
 
 
 def corpus_texts(seed: int, longest_words: int = 18) -> tuple[list[str], list[str]]:
-    """(training, held-out) sentences, without repetition, in an order drawn by the seed.
-
-    Args:
-        longest_words: number of words beyond which a sentence is left out.
-
-    Raises:
-        InputError: one of the two packages is not installed.
-    """
+    """(training, held-out) sentences of at most so many words, without repetition, in an order drawn by the seed."""
     for folder, package in ((FORTUNES, "fortunes"), (WORDNET, "wordnet-base")):
-        if not folder.is_dir():
-            raise InputError(f"{folder} is missing; install it (Debian: apt-get install {package})")
+        require(folder.is_dir(), f"{folder} is missing; install it (apt-get install {package})")
     found: dict[str, str] = {}
-    for sentence in (*_fortunes(), *_wordnet_examples(), *made_sentences(MADE, seed)):
+    plain = filter(_PLAIN.fullmatch, (*_fortunes(), *_wordnet_examples()))
+    for sentence in (*plain, *made_sentences(MADE, seed)):
         words = words_of(sentence)
         if len(words) <= longest_words and max(map(len, words)) <= 16:
             found.setdefault(" ".join(words), sentence)
