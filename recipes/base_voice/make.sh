@@ -28,5 +28,6 @@ export_run() { # RUN FOLDER
 }
 export_run run base
 "$titan" train distill "${run[@]}" --job.experiment student --distill.teacher "$out/base" --data.references drawn \
-    --training.steps "$((steps / 5))"
+    --training.global_batch_size 4 --training.mixed_precision_param bfloat16 --training.steps "$((steps / 5))" \
+    --sampling.schedule sway --sampling.sway -0.5
 export_run student base_fast
