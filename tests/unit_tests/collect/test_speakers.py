@@ -107,6 +107,16 @@ def test_one_file_is_average_linkage(seed, threshold, monkeypatch):
     assert (np.diff(sizes) <= 0).all() and len(sizes) == labels.max()
 
 
+@pytest.mark.parametrize("most", (7, 20))
+def test_many_recordings_in_blocks_have_the_voices_that_they_have_at_once(most, monkeypatch):
+    vectors, _, who = voices(3)
+    monkeypatch.setattr(speakers, "_MOST", most)
+    labels = clusters(vectors, np.arange(len(vectors)), 0.6)
+    assert same_partition(labels.tolist(), who.tolist())
+    alone = np.eye(30)  # nobody is like another: blocks leave as many
+    assert len({*clusters(alone, np.arange(30), 0.6).tolist()}) == 30
+
+
 def test_clusters_of_files_are_joined():
     vectors, files, who = voices(1)
     for each in (files, files[::-1].copy()):
