@@ -1,8 +1,9 @@
 """Says an utterance block by block, so that its first sound is there before its end is computed.
 
 A block has the text of the whole utterance and the latents before it, which it continues. It is generated with `AHEAD`
-more frames, which the next block makes anew: what stands at the end of a batch sounds like the end of a text. All
-latents so far are decoded at once, so a decoder goes on where it was.
+more frames: of these the next block keeps `CONTEXT`, from which a decoder makes the end of this one as it will then, and makes
+the others anew, as what stands at the end of a batch sounds like the end of a text. All latents so far are decoded at
+once, so a decoder goes on where it was.
 """
 
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,9 @@ GROWTH = 2
 
 AHEAD = 8
 """frames generated behind a block"""
+
+CONTEXT = 3
+"""of these, which stay"""
 
 FADE_SECONDS = 0.01
 """over which the sound of one decoding becomes that of the next"""
@@ -46,6 +50,7 @@ class Blocks:
     """of the text whose first one this is"""
 
     _ends: list[int] = field(init=False)
+    _begin: int = field(default=0, init=False)
     _latents: Tensor | None = field(default=None, init=False)
     _last: Tensor = field(default_factory=lambda: torch.zeros(0), init=False)
 
@@ -64,9 +69,8 @@ class Blocks:
 
     def add(self, speech: Speech) -> Tensor:
         """(samples,) that the speech of `next` adds to the sound."""
-        begin = 0 if self._latents is None else len(self._latents) * self.hop
-        end = self._ends.pop(0)
-        self._latents = speech.latents[:end]
+        begin, end = self._begin * self.hop, self._ends.pop(0)
+        self._begin, self._latents = end, speech.latents[: end + CONTEXT]
         fade = min(int(FADE_SECONDS * speech.sample_rate), len(self._last) - begin)
         waveform = part(speech.waveform, 0, self.pieces, speech.sample_rate)
         sound = waveform[begin : end * self.hop].clone()
