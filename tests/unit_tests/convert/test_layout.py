@@ -77,7 +77,7 @@ def test_it_speaks_as_the_projects_do(convert, project, sizes, patch):
     seconds = stored_durations(folder).estimate("a" * 336, None) / run.config.data.frames_per_second
     assert seconds == pytest.approx({"echo": 21.0, "irodori": 16.0}[project])
     draw = torch.Generator().manual_seed(5)
-    captions = ("「calm」 and old…", "wild", "a", "")
+    captions = ("「calm！」", "wild", "a", "")
     given = ("One", "two three", "4", "5"), (9, 5, 7, 12), (9, 6, 1, 0), captions
     requests = [
         SpeechRequest(

@@ -212,12 +212,14 @@ def test_captions_are_bytes_and_too_long_ones_are_cut(folder):
             seen.add((caption, len(wanted)))
             assert batch["caption_ids"][row].tolist() == wanted + [0] * (12 - len(wanted))
             assert batch["caption_tokens"][row] == len(wanted)
-        before, longest = batch["caption_ids"], int(batch["caption_tokens"].max())
-        trim_padding(batch, labels)
-        assert torch.equal(batch["caption_ids"], before[:, : -(-longest // 8) * 8])
     assert ("", 0) in seen and ("a calm voice", 12) in seen
     assert ("a très vieille voice", 12) in seen
     assert "caption_ids" not in take(build(folder), 1)[0][0]
+    [(batch, labels)] = take(build(folder, max_caption_tokens=40), 1)
+    before, longest = batch["caption_ids"], int(batch["caption_tokens"].max())
+    trim_padding(batch, labels)
+    assert torch.equal(batch["caption_ids"], before[:, : -(-longest // 8) * 8])
+    assert batch["caption_ids"].shape[1] < 40
 
 
 def test_streams_end_with_their_longest_row(folder):

@@ -247,14 +247,16 @@ def test_a_cpu_computes_no_padded_frame():
         assert shapes == wanted
 
 
-def test_the_speakers_keys_and_values_are_scaled_alone():
-    keys = guided_keys(
-        [torch.ones(1, n, dtype=bool) for n in (3, 2, 2)], [(True, True)], torch.float, 2.0
-    )
-    streams = [torch.randn(1, n, 2, 4) for n in (3, 2, 2)]
-    values = [torch.randn(1, n, 2, 4) for n in (3, 2, 2)]
-    by_hand = keys._replace(speaker_scale=None)
-    scaled = [*streams[:2], 2 * streams[2]], [*values[:2], 2 * values[2]]
+@pytest.mark.parametrize("caption", [0, 5])
+def test_the_speakers_keys_and_values_are_scaled_alone(caption):
+    """A caption's, which stand behind them, are not."""
+    lengths = (3, 2, 2, caption) if caption else (3, 2, 2)
+    masks = [torch.ones(1, n, dtype=bool) for n in lengths]
+    keys = guided_keys(masks, [(True, True, True)], torch.float, 2.0)
+    streams, values = ([torch.randn(1, n, 2, 4) for n in (3, 2, 2 + caption)] for _ in "kv")
+    by_hand, factor = keys._replace(speaker_scale=None), torch.ones(2 + caption, 1, 1)
+    factor[:2] = 2
+    scaled = [*streams[:2], factor * streams[2]], [*values[:2], factor * values[2]]
     query = torch.randn(1, 3, 2, 4)
     torch.testing.assert_close(
         keys.attend(query, tuple(streams), tuple(values)), by_hand.attend(query, *scaled)
