@@ -408,12 +408,17 @@ def test_models_health_and_the_key(server):
     status, _, content = ask(f"{url}/v1/models", key="secret")
     [model] = json.loads(content)["data"]
     assert status == 200 and model["id"] == "tiny" and model["voices"] == ["ann", "bob", "mine"]
+    assert model["instructions"] is False
     assert json.loads(ask(f"{url}/health")[2]) == {"status": "ok", "waiting": 0}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("key", ["secret", ""])
-def test_the_page_says_a_text_and_asks_for_a_key_if_there_is_one(server, tmp_path, key):
+def test_the_page_says_a_text_and_asks_for_a_key_if_there_is_one(
+    server, synthesizer, tmp_path, key
+):
+    """And how it sounds, if the model takes captions: here the one without a key."""
+
     async def driven(url):
         async with tab(f"{url}/", tmp_path) as page:
             seen = "(document.getElementById('key').offsetParent !== null)"
@@ -425,9 +430,12 @@ def test_the_page_says_a_text_and_asks_for_a_key_if_there_is_one(server, tmp_pat
             await page.until("document.querySelector('audio').src.startsWith('blob:')")
             await page.until("document.getElementById('notice').textContent == ''")
             assert await page.value(seen) is bool(key)
+            asked = "document.getElementById('instructions_part').offsetParent !== null"
+            assert await page.value(asked) is not bool(key)
             return await page.value("[...document.querySelectorAll('option')].map(o => o.text)")
 
     url, _ = server(api_key=key)
+    synthesizer.run.config.data.max_caption_tokens = 0 if key else 20
     assert asyncio.run(driven(url)) == ["(the default voice)", "ann", "bob", "mine"]
 
 
