@@ -140,6 +140,18 @@ def test_paths(monkeypatch):
     assert files.user_cache_folder("x") == "/home/me/.cache/titan-tts/x"
 
 
+def test_kernels_are_kept_where_that_can_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    for home, kept in ((tmp_path / "file", None), (tmp_path, f"{tmp_path}/titan-tts/compile")):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+        files.keep_compiled_kernels()
+        assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == kept
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "mine")
+    files.keep_compiled_kernels()
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "mine"
+
+
 def test_names_of_files():
     assert file_name("a/b c") == "a_b_c" and file_name("../x") == "_x"
     assert unique(["a", "A", "a", "b"]) == ["a", "A", "a-2", "b"]

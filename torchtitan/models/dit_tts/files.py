@@ -11,7 +11,7 @@ import tempfile
 import unicodedata
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
@@ -253,8 +253,15 @@ def user_cache_folder(name: str) -> str:
 
 def keep_compiled_kernels() -> None:
     """Lets the compiler keep its kernels in the user's cache folder, so that only a configuration's first start compiles.
-    TORCHINDUCTOR_CACHE_DIR names another folder. To be called before the compiler is imported."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", user_cache_folder("compile"))
+    TORCHINDUCTOR_CACHE_DIR names another folder. To be called before the compiler is imported, whose import fails where
+    it cannot make the folder: the kernels of a user without a home that can be written stay where torch has them."""
+    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+        return
+    folder = user_cache_folder("compile")
+    with suppress(OSError):
+        os.makedirs(folder, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
 
 
 def fingerprint(*parts: str | bytes) -> str:
