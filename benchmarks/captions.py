@@ -106,7 +106,7 @@ def agreement(data: Path) -> dict[str, float]:
 
 
 def phrase(words: dict[str, str]) -> str:
-    """As `prepare` writes them."""
+    """Return a caption as `prepare` writes them."""
     first = f"a {words['pitch']} voice" if words["pitch"] else "a voice"
     return ", ".join(filter(None, (first, words["speed"], words["level"])))
 

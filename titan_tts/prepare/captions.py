@@ -48,7 +48,7 @@ def _tracker() -> PitchTracker:
 
 
 def voice_figures(waveform: np.ndarray, rate: int) -> dict[str, float | None]:
-    """Of (samples,) float32: the median pitch in Hz and its range in semitones, None where nothing is voiced, and the
+    """Measure (samples,) float32: the median pitch in Hz and its range in semitones, None where nothing is voiced, and the
     bandwidth in Hz. Raises InputError where SwiftF0 is not installed."""
     import torch
 
@@ -63,7 +63,7 @@ def voice_figures(waveform: np.ndarray, rate: int) -> dict[str, float | None]:
 
 
 def thirds(rows: Iterable[Mapping[str, Any]]) -> Thirds:
-    """Of the figures of a whole collection: pitch, pitch_range, chars_per_second, loudness (LUFS), as far as there are."""
+    """Return the thirds of a whole collection's figures: pitch, pitch_range, chars_per_second, loudness (LUFS), as far as given."""
     values: dict[str, list[float]] = {name: [] for name in _SCALES}
     for row in rows:
         for name in _SCALES:

@@ -47,7 +47,7 @@ class Refusal(HTTPException):
 
 
 def refusal_of(error: Exception) -> Refusal:
-    """What a client is told of an error."""
+    """Return the refusal that tells a client of an error."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, InputError):
@@ -56,7 +56,7 @@ def refusal_of(error: Exception) -> Refusal:
 
 
 def refusal_of_form(found: Mapping[str, Any], inside: int = 0) -> Refusal:
-    """What a client is told of the first of pydantic's errors. `inside`: parts of its place that name no field."""
+    """Return the refusal that tells a client of the first of pydantic's errors. `inside`: parts of its place that name no field."""
     name = ".".join(str(part) for part in found["loc"][inside:])
     return Refusal(400, f"{name or 'the body'}: {found['msg']}", "invalid_request", name or None)
 

@@ -60,7 +60,7 @@ class Blocks:
 
     @property
     def next(self) -> Utterance | None:
-        """What is to be said next; None at the end."""
+        """The next utterance to say; None at the end."""
         frames = self.utterance.frames
         if not self._ends or frames is None:
             return None
