@@ -36,9 +36,12 @@ _BATCH = 16
 _MINUTES_TO_STEPS = ((20.0, 400), (math.inf, 1000))
 """Up to so many minutes of training data -> steps. benchmarks/README.md has the trials"""
 
-_VALIDATIONS, _LEAST_STEPS, _STEPS_PER_SAMPLE = 3, 40, 32
-"""Validations of a training, the fewest steps from one to the next, and steps for each sample that one measures, of the
-held-out and of the training ones: a tenth of the training's time"""
+_VALIDATIONS, _BETWEEN = 3, (40, 500)
+"""Validations of a training, and the fewest and most steps from one to the next"""
+
+_SAMPLES, _STEPS_PER_SAMPLE = (4, 32), 32
+"""Held-out samples that a validation measures, and as many training ones, one for so many steps: all validations take a
+tenth of the training's time"""
 
 _RATES = {"full": 0.1, "lora": 0.3}
 """Method -> fraction of the base's learning rate"""
@@ -308,8 +311,8 @@ def _train(options: Options, base: Path, data: Path) -> None:
         "data.batch_multiple": 4,
         "data.batching": "buckets",
         "ema.decays": "0.9,0.99",
-        "validation.freq": max(-(-steps // _VALIDATIONS), _LEAST_STEPS),
-        "validation.samples": max(4, steps // _STEPS_PER_SAMPLE),
+        "validation.freq": _within(_BETWEEN, -(-steps // _VALIDATIONS)),
+        "validation.samples": _within(_SAMPLES, steps // _STEPS_PER_SAMPLE),
         "validation.keep_best": "best_heldout_loss",
         "checkpoint.interval": max(1, steps // 2),
     }
@@ -319,6 +322,10 @@ def _train(options: Options, base: Path, data: Path) -> None:
         keys |= {"optimizer.name": "AdamW", "optimizer.base_dim": 0}
     arguments = [part for key, value in keys.items() for part in (f"--{key}", str(value))]
     _titan_tts("train", str(base / FINE_TUNE), *arguments, *options.config_args)
+
+
+def _within(bounds: tuple[int, int], value: int) -> int:
+    return min(max(value, bounds[0]), bounds[1])
 
 
 def _compare(options: Options, base: Path, data: Path) -> None:

@@ -91,6 +91,7 @@ def test_another_base_or_method_is_not_continued(finetune, tmp_path, capsys):
         (21.0, "lora", 0, 333, 0.006, (111, 10)),
         (21.0, "lora", 450, 450, 0.006, (150, 14)),
         (1.0, "full", 20, 20, 0.002, (40, 4)),  # at the end alone
+        (1.0, "full", 9000, 9000, 0.002, (500, 32)),
     ],
 )
 def test_steps_follow_the_minutes_and_the_rate_the_method(
