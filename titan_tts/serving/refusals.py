@@ -87,23 +87,27 @@ def add_refusals(app: FastAPI) -> None:
 
 class HostCheck:
     """Refuses requests to another name than this machine's, where the server listens for it alone (`host` is a loopback
-    address). A browser sends them for a page whose name was first a stranger's server and then became 127.0.0.1. Nor may a
-    stranger's page open a WebSocket here, which a browser lets it."""
+    address). A browser sends them for a page whose name was first a stranger's server and then became 127.0.0.1. Wherever it
+    listens, no page of a stranger opens a WebSocket, which a browser lets it."""
 
     def __init__(self, app: Any, host: str):
         self.app, self.checks = app, _is_loopback(host)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        answer = self.app
-        if scope["type"] in ("http", "websocket") and self.checks:
-            given = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
-            if not _is_loopback(given):
+        refusal = None
+        if scope["type"] in ("http", "websocket"):
+            headers = dict(scope["headers"])
+            given, origin = (
+                headers.get(key, b"").decode("latin-1") for key in (b"host", b"origin")
+            )
+            if self.checks and not _is_loopback(given):
                 message = f"the request is to {given!r}, but this server answers those to 127.0.0.1 and localhost; "
                 message += "--host 0.0.0.0 serves other machines and any name"
-                answer = Refusal(403, message, "host_not_allowed").response()
-            elif scope["type"] == "websocket" and not _of_own_page(scope, given):
-                message = "a page of another origin may not open a WebSocket here"
-                answer = Refusal(403, message, "origin_not_allowed").response()
+                refusal = Refusal(403, message, "host_not_allowed")
+            elif scope["type"] == "websocket" and origin and origin.partition("://")[2] != given:
+                message = f"a page of {origin!r} may not open a WebSocket here"
+                refusal = Refusal(403, message, "origin_not_allowed")
+        answer = refusal.response() if refusal else self.app
         await answer(scope, receive, send)
 
 
@@ -114,12 +118,6 @@ def _is_loopback(host: str) -> bool:
         return name == "localhost" or ip_address(name or "").is_loopback
     except ValueError:
         return False
-
-
-def _of_own_page(scope: Any, host: str) -> bool:
-    """True if a request comes from a page of this host, or of none."""
-    origin = dict(scope["headers"]).get(b"origin")
-    return origin is None or origin.decode("latin-1").partition("://")[2] == host
 
 
 class KeyCheck:
