@@ -10,6 +10,7 @@ own count. Attention is the CPU's. These are no measurements: how fast the kerne
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -22,16 +23,12 @@ from torch._inductor import ir
 from torch._inductor.graph import GraphLowering
 from triton.backends.compiler import GPUTarget
 
+from tools.gpu_check.kernels import SHAPE, block_inputs
 from torchtitan.models.dit_tts.infra import kernels, triton_norm
 from torchtitan.models.dit_tts.infra.compile import apply_compile
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
-from torchtitan.models.dit_tts.model.attention_backends import MaskedKeys
-from torchtitan.models.dit_tts.model.layers import rope_table
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.model_config import model_flavors
-
-SHAPE = (32, 768, 192, 96)
-"""samples, frames, text tokens, patches of the reference"""
 
 
 @contextmanager
@@ -86,25 +83,10 @@ def block_traffic(
     args: DiTTTSModelArgs, shape: tuple[int, ...], own_norm: bool
 ) -> list[Counter[str]]:
     """Counts of kernels and bytes in the forward and in the backward pass of one block of this model."""
-    samples, frames, text, patches = shape
     with torch.device("meta"):
-        model = DiTTTSModel(args)
+        model = DiTTTSModel(replace(args, attention="sdpa"))
     block = model.layers[0].to_empty(device="cpu")
-
-    def given(*sizes: int) -> torch.Tensor:
-        return torch.empty(sizes, dtype=torch.bfloat16, requires_grad=True)
-
-    keys = frames + text + patches
-    mask = torch.zeros(samples, 1, 1, keys, dtype=torch.bfloat16)
-    positions = torch.arange(frames).float()
-    inputs = (
-        given(samples, frames, args.dim),
-        given(samples, 3, args.dim),
-        rope_table(positions, args.dim // args.n_heads, args.rope_theta, model.rotated),
-        MaskedKeys(mask, by_matmul=False),
-        given(samples, text, args.text_key_dim),
-        given(samples, patches, args.speaker_dim),
-    )
+    inputs = block_inputs(model, shape)
     torch._dynamo.reset()
     with (
         mock.patch.object(kernels, "implementation", lambda x: kernels.InductorKernels),

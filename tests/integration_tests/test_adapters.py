@@ -117,7 +117,7 @@ def test_voices_of_one_model_speak_as_the_merged_models_do(made, alone, compiled
     recording = folder / "reference.npy"
     served = from_pretrained(made.base, **OPTIONS)
     if compiled:
-        compile_for_any_lengths(served.run.model, "default", "eager")
+        compile_for_any_lengths(served.run.model, "eager")
     names = ("lora", "other")
     lora, other = (served.adapted(n, folder / f"{n}-alone", recording) for n in names)
     plain = served.voice(reference)

@@ -2,96 +2,37 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from tests.helpers.faulty_items import faulty_items
 from tests.helpers.small_models import small_args
-from tools.gpu_check import block, measuring, numerics, telemetry
+from tools.gpu_check import kernels, measuring, models, numerics
 from tools.gpu_check.__main__ import pack, unpack
-from tools.gpu_check.items import ROOT, Item, Settings
-from tools.gpu_check.models import (
-    CHECKPOINTING,
-    EAGER,
-    INDUCTOR_OPTIONS,
-    Mode,
-    built,
-    random_weights,
-)
-from tools.gpu_check.supervisor import Supervisor
+from tools.gpu_check.supervisor import ROOT, Supervisor
 from torchtitan.models.dit_tts.model import model as model_module
 
 TINY = small_args(dim=64, n_layers=1, mlp_dim=96, speaker_n_heads=1)
 
-FAULTY = """
-import os, signal, time
-from pathlib import Path
-from tools.gpu_check.items import Item, NotMeasured
 
-class OutOfMemoryError(RuntimeError):
-    pass
-
-def measured(name, then, slow=0.0):
-    def measure(turn):
-        time.sleep(slow)
-        turn()
-        with open(os.environ["ORDER"], "a") as file:
-            print(name, "begins", file=file, flush=True)
-            time.sleep(0.1)
-            print(name, "ends", file=file, flush=True)
-        return then()
-    return Item("group", name, measure)
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def raised(error):
-    raise error
-
-def catalog(settings):
-    return [
-        measured("good", lambda: {"tflops": 1.5}),
-        measured("dies", die),
-        measured("raises", lambda: raised(ValueError("no such thing"))),
-        measured("too large", lambda: raised(OutOfMemoryError("2 GiB more"))),
-        measured("absent", lambda: raised(NotMeasured("not in this version"))),
-        measured("over its bar", lambda: {"error": 2.0, "passed": False, "why": "2 is over 1"}),
-        measured("within its bar", lambda: {"error": 0.5, "passed": True}),
-        measured("never ends", lambda: time.sleep(1e6)),
-        measured("behind it", lambda: {}),
-    ]
-"""
-
-
-def settings(folder: Path) -> Settings:
-    return Settings(True, str(folder), ["block"], ["debug"])
-
-
-def test_a_crash_an_error_and_an_endless_item_cost_only_themselves(tmp_path, monkeypatch, capsys):
-    package = tmp_path / "more" / "tools" / "gpu_check"
-    package.mkdir(parents=True)
-    (package / "catalog.py").write_text(FAULTY)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("ORDER", str(tmp_path / "order"))
-    kept = []
+def test_a_crash_an_error_and_an_endless_item_cost_only_themselves(tmp_path, capsys):
+    order, kept = tmp_path / "order", []
+    items = faulty_items(order)
 
     def keep() -> None:
-        kept.append([entry.item.name for entry in supervisor.entries if entry.row is not None])
+        kept.append([item.name for item in items if item.row is not None])
         if "within its bar" in kept[-1] and supervisor.end > time.time() + 2:
             supervisor.end = time.time() + 2
 
-    # Folders without __init__.py are one package, in which the first one's catalog is found.
-    monkeypatch.setattr("tools.gpu_check.supervisor.ROOT", tmp_path / "more")
-    items = [Item("group", name, print, 4.0) for name in re.findall(r'measured\("([^"]*)"', FAULTY)]
-    supervisor = Supervisor(settings(tmp_path), items, 3, 8.5, time.time() + 60, keep)
+    supervisor = Supervisor(items, tmp_path, 3, 8.5, time.time() + 90, keep)
     supervisor.run()
-    rows = {entry.item.name: entry.row for entry in supervisor.entries}
+    rows = {item.name: item.row for item in items}
     failed, unmeasured = ("dies", "raises", "over its bar"), ("absent", "never ends")
     behind = rows.pop("behind it")  # a fast machine still has time for it
     assert behind.status == "measured" or behind.why.startswith("time:")
@@ -104,9 +45,9 @@ def test_a_crash_an_error_and_an_endless_item_cost_only_themselves(tmp_path, mon
     assert rows["raises"].why == "ValueError: no such thing"
     assert rows["over its bar"].why == "2 is over 1" and rows["good"].values == {"tflops": 1.5}
     assert set(kept[-1]) == {*rows, "behind it"}
-    order = [line.rpartition(" ")[0] for line in (tmp_path / "order").read_text().splitlines()]
-    assert order[::2][:7] == order[1::2][:7]
-    assert sorted({*order[::2]} - {"behind it"}) == sorted(rows)
+    said = [line.rpartition(" ")[0] for line in order.read_text().splitlines()]
+    assert said[::2][:7] == said[1::2][:7]
+    assert sorted({*said[::2]} - {"behind it"}) == sorted(rows)
     assert "] within its bar: passed: error 0.5" in capsys.readouterr().out
 
 
@@ -114,20 +55,20 @@ def test_numerics_pass_and_see_a_nan_and_one_key_too_many(tmp_path, monkeypatch)
     torch.set_num_threads(1)
     monkeypatch.setattr(numerics, "SIZES", TINY)
     monkeypatch.setattr(numerics, "SHAPE", (5, 24, 8, 8))
-    plain, varlen = (replace(mode, precision="float32") for mode in EAGER[:2])
-    for mode in (plain, varlen, EAGER[1], CHECKPOINTING[0]):
-        values = numerics.check(mode, settings(tmp_path))
-        assert values["passed"] and values["gradient_error"] > 0, (mode.name, values)
+    settings = SimpleNamespace(device="cpu")
+    for mode in (("eager", "float32"), ("varlen", "float32"), ("varlen", "bfloat16")):
+        values = numerics.check(*mode, settings)
+        assert values["passed"] and values["gradient_error"] > 0, (mode, values)
     outcome, nan = numerics.outcome, float("nan")
 
-    def faulty(model, batch, mode, device):
-        output, gradients = outcome(model, batch, mode, device)
-        if mode == varlen:
+    def faulty(model, batch, precision, device):
+        output, gradients = outcome(model, batch, precision, device)
+        if precision == "float32":
             gradients["input.weight"] *= nan
         return output, gradients
 
     monkeypatch.setattr(numerics, "outcome", faulty)
-    values = numerics.check(varlen, settings(tmp_path))
+    values = numerics.check("varlen", "float32", settings)
     assert not values["passed"] and values["gradient_error"] == float("inf")
     prepare_keys = model_module.prepare_keys
 
@@ -139,34 +80,34 @@ def test_numerics_pass_and_see_a_nan_and_one_key_too_many(tmp_path, monkeypatch)
 
     with_faults = iter([False, True])  # the reference's and the mode's
     monkeypatch.setattr(model_module, "prepare_keys", without_one_hole)
-    values = numerics.check(plain, settings(tmp_path))
+    values = numerics.check("eager", "float32", settings)
     assert not values["passed"] and values["output_error"] > 10 * values["output_bar"]
 
 
-def test_the_measured_block_keeps_no_gradients_and_has_full_lengths():
-    mode = replace(EAGER[0], precision="float32")
-    with built(TINY, mode, "cpu", random_weights(TINY)) as model:
-        batch = block.full_batch((3, 16, 8, 8), TINY)
-        work = block.Work(model, batch, mode, "cpu")
-        work.both()
-        assert len(work.differentiated) > len(list(model.layers[0].parameters()))
-        assert all(x.grad is None for x in work.differentiated)
-        unmasked = block.Work(model, batch, mode, "cpu", masked=False)
-        found, expected = (each.block(*each.positional, **each.named) for each in (unmasked, work))
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-        assert [each.positional[3].mask is None for each in (unmasked, work)] == [True, False]
-    masks = ("frame_mask", "text_mask", "speaker_mask", "keep_text", "keep_speaker")
-    assert all(batch[name].all() for name in masks)
-
-
-def test_options_of_inductor_are_on_while_their_mode_is_measured():
-    mode = Mode("options", ("--compile.enable",), INDUCTOR_OPTIONS)
-    before = torch._inductor.config.get_config_copy()
-    with built(TINY, mode, "cpu", random_weights(TINY)):
-        inside = torch._inductor.config.get_config_copy()
-        assert {name: inside[name] for name in INDUCTOR_OPTIONS} == INDUCTOR_OPTIONS
-    after = torch._inductor.config.get_config_copy()
-    assert all(after[name] == before[name] != INDUCTOR_OPTIONS[name] for name in INDUCTOR_OPTIONS)
+def test_a_measured_block_is_given_what_the_model_gives_it():
+    with models.built(TINY, "eager", "cpu", models.random_weights(TINY)) as model:
+        given = []
+        model.layers[0].register_forward_pre_hook(lambda _, inputs: given.extend(inputs))
+        full = {k: torch.ones_like(x) for k, x in numerics.make_batch().items() if "mask" in k}
+        batch = {k: x for k, x in numerics.make_batch().items() if "keep" not in k} | full
+        batch["text_features"] = batch["text_features"][..., : TINY.text_dim]
+        for name in ("latents", "speaker"):
+            batch[name] = batch[name][..., : TINY.latent_channels]
+        with torch.autocast("cpu", torch.bfloat16):
+            model(**batch)
+        samples, frames, text, speaker = numerics.SHAPE
+        shape = samples, frames, text, speaker // TINY.speaker_patch_size
+        inputs = kernels.block_inputs(model, shape)
+        plain = kernels.block_inputs(model, shape, masked=False, dtype=torch.float32)
+        masked = (*plain[:3], inputs[3]._replace(mask=torch.zeros(5, 1, 1, 1)), *plain[4:])
+        found = (model.layers[0](*each) for each in (plain, masked))
+        torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+    for mine, its in zip(inputs, given, strict=False):
+        if isinstance(its, torch.Tensor):
+            assert (mine.shape, mine.dtype) == (its.shape, its.dtype)
+            assert mine.requires_grad == its.requires_grad
+    torch.testing.assert_close(inputs[2:4], tuple(given[2:4]))
+    assert plain[3].mask is None
 
 
 def test_time_without_a_kernel_is_idle_and_groups_add_up():
@@ -193,9 +134,9 @@ def test_clocks_are_those_of_the_timed_section(tmp_path):
 
     file = tmp_path / "telemetry.csv"
     file.write_text(line(1, 100) + line(2.2, 200) + line(2.4, 300) + "[N/A]\n" + "2001/09/09 01")
-    found = telemetry.between(file, 1e9 + 2, 1e9 + 3)
+    found = measuring.clocks(file, 1e9 + 2, 1)
     assert found["sm_mhz"] == {"median": 250, "min": 200, "max": 300}
-    assert found["watts"]["max"] == 500.5 and telemetry.between(file, 0, 1) == {}
+    assert found["watts"]["max"] == 500.5 and measuring.clocks(file, 0, 1) == {}
 
 
 def test_compiled_kernels_are_packed_in_parts(tmp_path, monkeypatch):
@@ -205,6 +146,7 @@ def test_compiled_kernels_are_packed_in_parts(tmp_path, monkeypatch):
     (kernels / "a/kernel.so").write_bytes(os.urandom(3000))
     parts = pack(kernels, tmp_path / "out.json")
     assert len(parts) > 3 and all(part.stat().st_size <= 1000 for part in parts)
+    (tmp_path / "again").mkdir()
     unpack(parts, tmp_path / "again")
     assert (tmp_path / "again/a/kernel.so").read_bytes() == (kernels / "a/kernel.so").read_bytes()
 
@@ -226,7 +168,7 @@ def test_all_of_it_runs_on_a_cpu(tmp_path):
     line = 'date "+%Y/%m/%d %H:%M:%S.%3N, 1980, 2619, 650.5, 61"'
     stub.write_text(f"#!/bin/bash\nwhile sleep 0.05; do {line}; done\n")
     stub.chmod(0o755)
-    order = ["ceilings", "numerics", "block", "goodput", "step"]
+    order = ["ceilings", "numerics", "block", "goodput", "sampling", "step"]
     path = f"{stub.parent}:{os.environ['PATH']}"
     done = script("--tiny", "--groups", *order, "--minutes=15", f"--out={out}", PATH=path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -237,7 +179,7 @@ def test_all_of_it_runs_on_a_cpu(tmp_path):
     rows = {row["item"]: row for stage in report["stages"] for row in stage["rows"]}
     assert rows["debug products bf16"]["values"]["tflops"] > 0
     assert "need a GPU" in rows["debug products fp8"]["why"]
-    block_of_own_norm = rows["debug block bfloat16, compiled, own norm"]["values"]["kernels"]
+    block_of_own_norm = rows["debug block, compiled, own norm"]["values"]["kernels"]
     assert "dit_tts::modulated_norm_backward" in [name for name, *_ in block_of_own_norm]
     step = rows["debug step, as shipped"]["values"]
     assert step["ms_by_group"]["matmul"] > 0

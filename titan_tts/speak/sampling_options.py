@@ -70,9 +70,9 @@ class SamplingOptions(ModelOptions):
     """Precision of the network; auto is bfloat16 on a GPU and on a CPU with AVX512-BF16 or AMX (three times
     faster), float32 on others."""
 
-    compile: Literal["off", "default", "reduce-overhead"] = "off"
-    """Compiles the blocks, for any lengths, in this mode of torch.compile; reduce-overhead replays CUDA graphs
-    on a GPU. Compiling takes up to a minute, once."""
+    compile: Literal["off", "default", "graphs", "reduce-overhead"] = "off"
+    """Compiles the blocks for any lengths, which takes up to a minute, once (default); on a GPU, records the network's
+    passes as CUDA graphs, anew for each batch (graphs); or both (reduce-overhead)."""
 
     seed: int = 0
     """Seed of the noise."""
@@ -98,6 +98,13 @@ def load_synthesizer(
         refit: whether lengths are fitted to `options.data`.
     """
     run = run or choose_run(options)
+    graphs = options.compile in ("graphs", "reduce-overhead")
+    from torchtitan.tools.utils import device_type
+
+    require(
+        not graphs or device_type == "cuda",
+        f"--compile {options.compile} records CUDA graphs, and there is no GPU; take default or off",
+    )
     keep_compiled_kernels()
     from titan_tts.speak.lengths import Lengths, open_lengths
     from titan_tts.speak.load_run import load_run
@@ -108,10 +115,14 @@ def load_synthesizer(
 
     speech_data = open_speech_data(run.folder, run.config, options.data, refit)
     loaded = load_run(run, encoder=options.encoder, dtype=options.dtype)
-    if options.compile != "off":
+    if options.compile in ("default", "reduce-overhead"):
         from torchtitan.models.dit_tts.infra.compile import compile_for_any_lengths
 
-        compile_for_any_lengths(loaded.model, options.compile)
+        compile_for_any_lengths(loaded.model)
+    if graphs:
+        from torchtitan.models.dit_tts.infra.cuda_graphs import record_passes
+
+        record_passes(loaded.model)
     data = loaded.config.data
     codec = build_codec(run.config.sampling.codec, str(loaded.device))
     require(

@@ -1,19 +1,19 @@
-"""Models in every mode, built as the trainer builds them."""
+"""Models in every mode, built as the trainer builds them. A mode is a list of keys by their names: "compiled, own norm"."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
 import torch
 import torch._functorch.config
 import torch._inductor.config
-from torch import nn
 from torchtitan.distributed import ParallelDims
 
-from tools.gpu_check.items import NotMeasured
-from torchtitan.models.dit_tts.config.job_config import CUDA_GRAPH_MODES, JobConfig
+from tools.gpu_check.supervisor import NotMeasured
+from torchtitan.models.dit_tts.config.job_config import CUDA_GRAPH_MODES
 from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.config.upstream_sections import InductorOption
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.float8 import Float8Converter
 from torchtitan.models.dit_tts.infra.kernels import build_model
@@ -22,106 +22,56 @@ from torchtitan.models.dit_tts.infra.parallelize_megatron import parallelize_meg
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
-INDUCTOR_OPTIONS = {
-    "max_autotune_pointwise": True,  # more block sizes are tried per kernel
-    "coordinate_descent_tuning": True,  # from the best one on, its neighbours
-    "triton.multi_kernel": 1,  # reductions also with the whole row in registers
+_OPTIONS = get_args(InductorOption)
+_FP8 = "--model.converters=float8 --quantize.linear.float8.recipe_name="
+_COMPILED = {  # those that say most first
+    "own norm": "--kernels.modulated_norm=triton",
+    "all options of Inductor": f"--compile.inductor {' '.join(_OPTIONS)}",
+    **{option: f"--compile.inductor {option}" for option in _OPTIONS},
+    "varlen": "--attention.backend=varlen",
+    "fp8 rowwise": f"{_FP8}rowwise",
+    "fp8 tensorwise": f"{_FP8}tensorwise",
+    "memory budget": "--activation_checkpoint.mode=memory_budget --activation_checkpoint.memory_budget=0.9",
+    **{m: f"--compile.mode={m}" for m in (*CUDA_GRAPH_MODES, "max-autotune-no-cudagraphs")},
 }
-"""Options of Inductor for the kernels other than the products, which `[compile]` leaves at their defaults"""
+KEYS = {  # of the config by the name of what they choose
+    "eager": "",
+    "compiled": "--compile.enable --compile.components=model",
+    "all compiled": "--compile.enable --compile.components model encoders loss text_encoder",
+    "TransformerEngine": "--megatron.transformer_impl=transformer_engine",
+    "its fp8": "--megatron.fp8",
+    "its attention": "--megatron.use_te_attn --attention.backend=varlen",
+    **_COMPILED,
+}
+
+EAGER = ["eager", "varlen", "fp8 rowwise", "fp8 tensorwise"]
+ENGINE = ["TransformerEngine", "TransformerEngine, its fp8", "TransformerEngine, its attention"]
+COMPILED = ["compiled", *(f"compiled, {name}" for name in _COMPILED)]
 
 
-@dataclass(frozen=True)
-class Mode:
-    """One way to run the same model."""
-
-    name: str
-    arguments: tuple[str, ...] = ()
-    """of the config"""
-
-    options: dict[str, Any] = field(default_factory=dict)
-    """of Inductor while it compiles"""
-
-    precision: str = "bfloat16"
-    """float32, or bfloat16 by autocast over float32 weights"""
-
-    def __str__(self) -> str:
-        return f"{self.precision}, {self.name}"
-
-
-def _modes(name: str, common: tuple[str, ...], key: str, *values: str) -> list[Mode]:
-    return [Mode(f"{name}{value}", (*common, f"--{key}={value}")) for value in values]
-
-
-_COMPILED = ("--compile.enable", "--compile.components=model")
-_ENGINE = ("--megatron.transformer_impl=transformer_engine",)
-_FP8 = "--model.converters=float8", "quantize.linear.float8.recipe_name", "rowwise", "tensorwise"
-_BUDGET = (
-    "--activation_checkpoint.memory_budget=0.9",
-    "--activation_checkpoint.mode=memory_budget",
-)
-_SELECTIVE = ("--activation_checkpoint.mode=selective",)
-CHECKPOINTING = [
-    Mode("checkpointing full", ("--activation_checkpoint.mode=full",)),
-    *_modes("checkpointing ", _SELECTIVE, "activation_checkpoint.selective_ac_option", "2", "op"),
-]
-EAGER = [
-    Mode("eager"),
-    *_modes("", (), "attention.backend", "varlen"),
-    *_modes("fp8 ", _FP8[:1], *_FP8[1:]),
-]
-"""The plain one first"""
-
-ENGINE = [
-    Mode("TransformerEngine", _ENGINE),
-    Mode("TransformerEngine fp8", (*_ENGINE, "--megatron.fp8")),
-    *_modes(
-        "TransformerEngine's ", (*_ENGINE, "--megatron.use_te_attn"), "attention.backend", "varlen"
-    ),
-]
-COMPILED = [
-    Mode("compiled", _COMPILED),
-    Mode("compiled, all options of Inductor", _COMPILED, INDUCTOR_OPTIONS),
-    *(Mode(f"compiled, {name}", _COMPILED, {name: on}) for name, on in INDUCTOR_OPTIONS.items()),
-    *_modes("compiled ", _COMPILED, "attention.backend", "varlen"),
-    *_modes("compiled fp8 ", (*_COMPILED, _FP8[0]), *_FP8[1:]),
-    Mode("compiled, memory budget", (*_COMPILED, *_BUDGET)),
-    *_modes(
-        "compiled ", _COMPILED, "compile.mode", *CUDA_GRAPH_MODES, "max-autotune-no-cudagraphs"
-    ),
-]
-"""Those that say most first"""
-
-TRITON_NORM = ("--kernels.modulated_norm=triton",)
-OWN_NORM = [
-    Mode("eager, own norm", TRITON_NORM),
-    Mode("compiled, own norm", (*_COMPILED, *TRITON_NORM)),
-]
-"""Norm, scale and shift by our own kernels"""
-
-
-def job_config(mode: Mode, device: str) -> JobConfig:
-    emulated = ("--quantize.linear.float8.emulate",) if device == "cpu" else ()
-    plain = ("--activation_checkpoint.mode=none", "--attention.backend=sdpa")
-    return load_config([*plain, *emulated, *mode.arguments])
+def arguments(mode: str) -> list[str]:
+    """Of the config, for all keys of a mode."""
+    return [word for name in mode.split(", ") for word in KEYS[name].split()]
 
 
 @contextmanager
 def built(
-    args: DiTTTSModelArgs, mode: Mode, device: str, weights: dict[str, torch.Tensor]
-) -> Iterator[nn.Module]:
+    args: DiTTTSModelArgs, mode: str, device: str, weights: dict[str, torch.Tensor]
+) -> Iterator[Any]:
     """The model on the device in that mode, as the trainer makes it on a single device; what the mode
     changes in the process is undone behind it."""
-    config = job_config(mode, device)
+    emulated = ["--quantize.linear.float8.emulate"] if device == "cpu" else []
+    plain = ["--activation_checkpoint.mode=none", "--attention.backend=sdpa"]
+    config = load_config([*plain, *emulated, *arguments(mode)])
     one = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=1, ep=1, etp=1, world_size=1)
     args = replace(args, attention=config.attention.backend)
     with torch.device("meta"):  # drawing weights that are replaced would take longest of all
-        model = build_model(args)
+        model: Any = build_model(args)
     model.load_state_dict(weights, assign=True)
     inductor, functorch = torch._inductor.config, torch._functorch.config
-    kept = {"emulate_precision_casts": inductor.emulate_precision_casts}
     torch._dynamo.reset()
     with (
-        inductor.patch(kept | mode.options),
+        inductor.patch("emulate_precision_casts", inductor.emulate_precision_casts),
         functorch.patch("activation_memory_budget", functorch.activation_memory_budget),
     ):
         try:
@@ -135,22 +85,15 @@ def built(
         yield model
 
 
-def autocast(mode: Mode, device: str) -> torch.autocast:
-    """Return the autocast of the trainer on a single device."""
-    return torch.autocast(device, torch.bfloat16, enabled=mode.precision == "bfloat16")
-
-
 def random_weights(args: DiTTTSModelArgs) -> dict[str, torch.Tensor]:
     """Weights that leave nothing at zero: at its initialisation the model's output is zero, and most
     gradients with it. Matrices of unit gain, norms near one, biases near zero."""
     generator = torch.Generator().manual_seed(0)
     with torch.device("meta"):
         shapes = DiTTTSModel(args).state_dict()
-    weights = {}
-    for name, like in shapes.items():
-        value = torch.randn(like.shape, generator=generator)
-        if name.endswith("norm.weight"):
-            weights[name] = 1 + 0.1 * value
-        else:
-            weights[name] = value / like.shape[-1] ** 0.5 if like.dim() > 1 else 0.1 * value
-    return weights
+
+    def value(name: str, like: torch.Tensor) -> torch.Tensor:
+        gain = like.shape[-1] ** -0.5 if like.dim() > 1 else 0.1
+        return gain * torch.randn(like.shape, generator=generator) + name.endswith("norm.weight")
+
+    return {name: value(name, like) for name, like in shapes.items()}

@@ -1,141 +1,182 @@
-"""Starts a process per item, so many at once as there are cores and device memory, and gives them their turns.
+"""Items that are measured, each in a process of its own, and what becomes of them.
 
-Processes build and compile side by side from the first second. Timed sections come one at a time, in the caller's
-order: the first item that is ready, and while it measures all others are stopped, so that device and cores are its own.
-A process that crashes costs its item; what the time did not suffice for has a row that says so.
+Processes, as many as there are cores and device memory, build and compile side by side. Timed sections come one at a time,
+in the caller's order: the first item that is ready, and all others are stopped meanwhile. A process that crashes costs its
+item; what the time did not suffice for has a row that says so.
 """
 
-import json
+import argparse
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
-from tools.gpu_check.items import FAILED, NOT_MEASURED, ROOT, Item, Row, Settings
 from tools.harness.runs import last_line
 
-_POLL_SECONDS = 0.05
+ROOT = Path(__file__).resolve().parents[2]
+MEASURED, PASSED, FAILED, OOM = "measured", "passed", "failed", "oom"
+NOT_MEASURED = "not measured"
+_PROCESSES = multiprocessing.get_context("spawn")
+
+Values = dict[str, Any]  # by name, the unit in it; under "passed" a bool where the item is a check
+Turn = Callable[
+    [], None
+]  # called by an item that has warmed up; returns when the device is its alone
+
+
+Settings = argparse.Namespace
+"""What every item is told: `flavors`; `tiny`, small sizes; `device`, "cuda" or "cpu"; `work`, a folder of its own"""
+
+
+class NotMeasured(Exception):
+    """The item cannot be measured here, and why."""
 
 
 @dataclass
-class Entry:
-    """An item, its process and its row."""
+class Row:
+    """What became of an item."""
 
-    item: Item
-    place: Path
-    """its files without their suffixes, named by its number"""
+    item: str
+    status: str
+    values: Values = field(default_factory=dict)
+    why: str = ""  # of every status but measured and passed
+    began: float = 0.0  # time.time() at which the timed section began; 0: it did not
+    seconds: float = 0.0  # of the timed section
 
-    process: subprocess.Popen | None = None
+    def __str__(self) -> str:
+        """The status, and some figures or why there are none."""
+        plain = {k: v for k, v in self.values.items() if isinstance(v, (int, float, str))}
+        shown = [f"{k} {v:.5g}" if isinstance(v, float) else f"{k} {v}" for k, v in plain.items()]
+        return ": ".join(filter(None, [self.status, self.why or ", ".join(shown[:8])]))
+
+
+@dataclass(eq=False)
+class Item:
+    name: str
+    measure: Callable[[Turn], Values]
+    gib: float = 6.0  # of device memory that it holds at most
     row: Row | None = None
+    process: BaseProcess | None = None
+    pipe: Connection = field(init=False)
+    is_ready: bool = False
 
-    def start(self, settings: Settings) -> None:
-        cache = Path(settings.work, "inductor")
-        found = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
-        variables = {"PYTHONPATH": os.pathsep.join(found), "TORCHINDUCTOR_CACHE_DIR": str(cache)}
-        variables["TRITON_CACHE_DIR"] = str(cache / "triton")
-        if settings.tiny:
-            variables["TRITON_INTERPRET"] = (
-                "1"  # our own kernels; the compiler's for a CPU are not Triton's
-            )
-        given = [json.dumps(asdict(settings)), self.place.name]
-        with self.place.with_suffix(".log").open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tools.gpu_check.worker", *given],
-                cwd=ROOT,
-                env=os.environ | variables,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # stopped and killed together with what it starts
-            )
+    def start(self, log: Path) -> None:
+        self.pipe, theirs = _PROCESSES.Pipe()
+        given = self.name, self.measure, theirs, log
+        self.process = _PROCESSES.Process(target=_measure, args=given, name=str(log))
+        self.process.start()
+        theirs.close()
 
-    def send(self, number: int) -> None:
-        """A signal to the process and those that it started."""
-        if self.process is not None and self.process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)
-
-    def ended(self) -> Row | None:
-        """The row of a process that has ended."""
-        if self.process is None or self.process.poll() is None:
-            return None
-        with suppress(FileNotFoundError):
-            return Row(**json.loads(self.place.with_suffix(".json").read_text()))
-        said = last_line(self.place.with_suffix(".log"))
-        why = f"its process ended with status {self.process.returncode}: {said}"
-        return Row(self.item.name, FAILED, why=why)
+    def listen(self) -> None:
+        """Takes what the process says: that it is ready, or its row."""
+        if self.process is None:
+            return
+        try:
+            if not self.process.is_alive() and not self.pipe.poll():
+                raise EOFError
+            if self.pipe.poll():
+                self.row, self.is_ready = self.pipe.recv(), True
+        except (EOFError, OSError):
+            self.process.join(5)
+            status = f"its process ended with status {self.process.exitcode}"
+            self.row = Row(self.name, FAILED, why=f"{status}: {last_line(Path(self.process.name))}")
 
 
+@dataclass
 class Supervisor:
-    """Args:
-    at_once: processes that may be alive.
-    gib: device memory for all of them.
-    end: time.time() at which the check is over.
-    keep: called after every row: a machine that is taken away takes one item with it.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        items: list[Item],
-        at_once: int,
-        gib: float,
-        end: float,
-        keep: Callable[[], object],
-    ):
-        self.settings, self.at_once, self.gib, self.end = settings, at_once, gib, end
-        self.keep, self.began = keep, time.time()
-        rows = Path(settings.work, "rows")
-        rows.mkdir()
-        self.entries = [Entry(item, rows / str(number)) for number, item in enumerate(items)]
+    items: Sequence[Item]
+    work: Path  # folder of their logs
+    at_once: int  # processes that may be alive
+    gib: float  # of device memory for all of them
+    end: float  # time.time() at which the check is over
+    keep: Callable[
+        [], object
+    ]  # after every row: a machine that is taken away takes one item with it
 
     def run(self) -> None:
-        """Rows for all entries."""
-        measuring: Entry | None = None
+        """Rows for all items."""
+        measuring: Item | None = None
         try:
-            while left := [entry for entry in self.entries if entry.row is None]:
-                over = time.time() > self.end
-                for entry in left:
-                    why = "time: the check was over before its turn had ended"
-                    late = Row(entry.item.name, NOT_MEASURED, why=why) if over else None
-                    if row := late or entry.ended():
-                        self._finish(entry, row)
-                self._start_more([entry for entry in left if entry.row is None])
-                if measuring is None or measuring.row is not None:
+            while left := [item for item in self.items if item.row is None]:
+                for item in left:
+                    self._settle(item)
+                left = [item for item in left if item.row is None]
+                if begins := measuring is None or measuring.row is not None:
                     _send(left, signal.SIGCONT)
-                    measuring = next((entry for entry in left if _is_ready(entry)), None)
-                    if measuring is not None:
-                        _send([each for each in left if each is not measuring], signal.SIGSTOP)
-                        measuring.place.with_suffix(".turn").touch()
-                time.sleep(_POLL_SECONDS)
+                    self._start_more(left)
+                    measuring = next((item for item in left if item.is_ready), None)
+                if measuring is not None:
+                    _send([each for each in left if each is not measuring], signal.SIGSTOP)
+                    if begins:
+                        measuring.pipe.send(None)
+                time.sleep(0.05)
         finally:
-            _send(self.entries, signal.SIGKILL)
+            _send(self.items, signal.SIGKILL)
 
-    def _start_more(self, left: list[Entry]) -> None:
-        alive = [entry for entry in left if entry.process is not None]
-        for entry in left:
-            held = sum(each.item.gib for each in alive) + entry.item.gib
+    def _start_more(self, left: list[Item]) -> None:
+        alive = [item for item in left if item.process is not None]
+        for item in left:
+            held = sum(each.gib for each in alive) + item.gib
             fits = not alive or (len(alive) < self.at_once and held <= self.gib)
-            if entry.process is None and fits:
-                entry.start(self.settings)
-                alive.append(entry)
+            if item.process is None and fits:
+                item.start(self.work / f"{self.items.index(item)}.log")
+                alive.append(item)
 
-    def _finish(self, entry: Entry, row: Row) -> None:
-        entry.row = row
-        done = sum(each.row is not None for each in self.entries)
-        gone = f"{time.time() - self.began:.0f} of {self.end - self.began:.0f} s gone"
-        print(f"[{done}/{len(self.entries)}] {row.item}: {row} ({gone})", flush=True)
-        self.keep()
+    def _settle(self, item: Item) -> None:
+        item.listen()
+        left = self.end - time.time()
+        if item.row is None and left < 0:
+            why = "time: the check was over before its turn had ended"
+            item.row = Row(item.name, NOT_MEASURED, why=why)
+        if item.row is not None:
+            done = sum(each.row is not None for each in self.items)
+            said = f"{item.name}: {item.row} ({left:.0f} s left)"
+            print(f"[{done}/{len(self.items)}] {said}", flush=True)
+            self.keep()
 
 
-def _is_ready(entry: Entry) -> bool:
-    return entry.row is None and entry.place.with_suffix(".ready").exists()
+def _send(items: Sequence[Item], number: int) -> None:
+    """A signal to the processes of items and those that they started."""
+    for item in items:
+        if item.process is not None and item.process.is_alive():
+            for send in (os.killpg, os.kill):  # it may not lead its group yet
+                with suppress(ProcessLookupError):
+                    send(item.process.ident or 0, number)
 
 
-def _send(entries: list[Entry], number: int) -> None:
-    for entry in entries:
-        entry.send(number)
+def _measure(name: str, measure: Callable[[Turn], Values], pipe: Connection, log: Path) -> None:
+    """The process of an item: it compiles beside the others, says that it is ready, and waits for its turn."""
+    os.setsid()  # stopped and killed together with what it starts
+    with log.open("wb") as out:
+        for stream in (1, 2):
+            os.dup2(out.fileno(), stream)
+    from torchtitan.models.dit_tts.errors import failure_state
+
+    row = Row(name, MEASURED)
+
+    def turn() -> None:
+        pipe.send(None)
+        pipe.recv()
+        row.began = time.time()
+
+    try:
+        row.values = measure(turn)
+        if "passed" in row.values:
+            row.status = PASSED if row.values["passed"] else FAILED
+            row.why = row.values.pop("why", "")
+    except NotMeasured as error:
+        row.status, row.why = NOT_MEASURED, str(error)
+    except Exception as error:
+        traceback.print_exc()
+        row.status = OOM if failure_state(error) == "oom" else FAILED
+        row.why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+    row.seconds = time.time() - row.began if row.began else 0.0
+    pipe.send(row)

@@ -110,11 +110,14 @@ REFUSED = """
 2 | SPLIT; GRAPHS | [compile] mode = 'reduce-overhead' | degree = 2: | 'default'
 1 | parallelism.backend = 'megatron'; megatron.use_te_attn = true | are TransformerEngine's
 1 | LENGTHS; model.text_positions = 'aligned' | text_positions = 'aligned' with | to 'none'
+1 | compile = {enable = true, components = ['text_encoder']} | model = 'bytes' | take 'text_encoder' out
+1 | compile = {enable = true, components = ['text_encoder']}; encoder = {model = 'a/b', frozen = false} | frozen = false
 """
-# The shard degree -1 stands for the processes that are left; the component "loss" has no mode.
+# The shard degree -1 stands for the processes that are left; CUDA graphs of a frozen text encoder have no gradients.
 ALLOWED = """
 1 | GRAPHS; training = {global_batch_size = 16, local_batch_size = 16}
 1 | GRAPHS; TWO_STEPS; compile.components = ['loss']
+2 | GRAPHS; compile.components = ['loss', 'text_encoder']; encoder.model = '/was/here'
 2 | training.enable_cpu_offload = true
 2 | data = {batching = 'packed', longest_per_row = 8}; training.max_local_batch_size = 8
 1 | data = {bucket_frames = [64, 768], path = ['a', 'b'], weights = [1e-6, 2]}

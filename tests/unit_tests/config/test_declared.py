@@ -46,7 +46,7 @@ speaker_kv_min_t=0.0 codec="mel_dct"
 [divergence] spike_sigmas=10.0 max_bad_steps=3 max_rollbacks=2
 [parallelism] backend="torchtitan" tensor_parallel_degree=1
 [megatron] transformer_impl="local" sequence_parallel=false use_te_attn=false fp8=false
-[compile] components=["model","encoders"] mode="default"
+[compile] components=["model","encoders"] mode="default" inductor=[]
 [benchmark] enable=false steps=0 warmup_steps=3
 lengths="mixed" mean_seconds=9.0 sigma=0.5
 """

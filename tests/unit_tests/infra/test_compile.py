@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import _TorchCompileInductorWrapper
 from torch._dynamo.testing import CompileCounter
 
 from tests.helpers.pretrained_checkpoints import WRITERS
@@ -12,20 +13,21 @@ from tests.helpers.small_models import (
     random_model,
     small_args,
 )
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import Encoder, JobConfig
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.infra import parallelize
 from torchtitan.models.dit_tts.infra.compat import dynamo_config
 from torchtitan.models.dit_tts.infra.compile import (
     apply_compile,
     compile_for_any_lengths,
+    compile_frozen,
     compiled_graphs,
     static_shapes,
 )
 from torchtitan.models.dit_tts.model.initialization import plain_name
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.text.hf_encoder import find_source
-from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder, load_text_encoder
 
 SHAPES = [(2, 16, 8, 8), (1, 32, 16, 8)]
 
@@ -90,6 +92,50 @@ def test_a_trained_text_encoder_is_compiled_for_any_rows(tmp_path, name):
     torch.testing.assert_close(*gradients)
 
 
+def frozen(folder, name, dtype, *arguments):
+    """A frozen encoder, compiled as [compile] in a run with texts of up to 40 tokens."""
+    encoder = load_text_encoder(Encoder(model=str(WRITERS[name](folder)), dtype=dtype), "cpu")
+    given = ["--compile.enable", "--compile.components", "text_encoder", "loss"]
+    if arguments:
+        compile_frozen(encoder, load_config([*given, "--data.max_text_tokens=40", *arguments]))
+    return encoder
+
+
+@torch.no_grad()
+def features(encoder, batch: int, dtype=torch.float64):
+    lengths = torch.randint(0, 41, (batch, 1), generator=torch.Generator().manual_seed(batch))
+    ids = torch.randint(5, 500, (batch, 40), generator=torch.Generator().manual_seed(batch))
+    return encoder(ids, torch.arange(40) < lengths).to(dtype)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_frozen_text_encoder_is_one_graph_for_each_number_of_rows(tmp_path, name):
+    torch._dynamo.reset()
+    compiled = frozen(tmp_path, name, "float32", "--compile.backend=eager")
+    plain, before, counts = frozen(tmp_path, name, "float32"), compiled_graphs(), []
+    for batch in (5, 20, 40, 9, 23, 44):
+        found, wanted = features(compiled, batch), features(plain, batch)
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        counts.append(compiled_graphs() - before)
+    packs = name != "bert"  # which has a row for each text
+    assert counts == ([1, 1, 2, 2, 2, 2] if packs else [1, 2, 3, 4, 5, 6])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WRITERS)
+def test_inductors_features_are_as_near_as_the_eager_ones(tmp_path, name):
+    torch._dynamo.reset()
+    wanted = features(frozen(tmp_path, name, "float32").double(), 9)
+    for dtype, most in (("float32", 1e-5), ("bfloat16", None)):
+        compiled = frozen(tmp_path, name, dtype, "--compile.inductor", "max_autotune_pointwise")
+        errors = [
+            (features(each, 9) - wanted).norm() / wanted.norm()
+            for each in (compiled, frozen(tmp_path, name, dtype))
+        ]
+        assert 0 < errors[0] <= (most or 1.05 * errors[1])
+
+
 def test_a_shape_for_each_bucket():
     config = JobConfig()
     config.data.num_buckets = 5
@@ -111,12 +157,14 @@ def test_more_shapes_than_dynamos_default_limit(model):
 def test_every_block_gets_the_mode_also_those_of_the_encoders(model, monkeypatch):
     options = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **each: options.append(each))
-    parallelized(model, "--compile.mode=max-autotune")
+    faster = ["max_autotune_pointwise", "triton.multi_kernel"]
+    parallelized(model, "--compile.mode=max-autotune", "--compile.inductor", *faster)
     with dynamo_config.patch(recompile_limit=8, accumulated_recompile_limit=8):
-        compile_for_any_lengths(model, "max-autotune")  # the decoder's alone, of a sampler
+        compile_for_any_lengths(model)  # the decoder's alone, of a sampler
         assert dynamo_config.recompile_limit > 8  # each of several models needs graphs of its own
-    first = options[0]
-    assert options == (3 + 1 + 2) * [first] + 3 * [first | {"dynamic": True}]
-    of_mode = torch._inductor.list_mode_options("max-autotune")
-    assert first.pop("options") == {**of_mode, "realize_reads_threshold": 5}
-    assert first == {"backend": "inductor", "fullgraph": True, "dynamic": False}
+    of_mode = {**torch._inductor.list_mode_options("max-autotune"), "realize_reads_threshold": 5}
+    trained = of_mode | dict.fromkeys(faster, True)
+    first = {"backend": "inductor", "fullgraph": True, "dynamic": False, "options": trained}
+    sampled = {"dynamic": True, "options": {"realize_reads_threshold": 5}}
+    assert options == (3 + 1 + 2) * [first] + 3 * [first | sampled]
+    _TorchCompileInductorWrapper(None, trained, False)  # which refuses unknown options and types

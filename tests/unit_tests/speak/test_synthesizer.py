@@ -41,7 +41,7 @@ def test_alone_as_in_a_batch(synthesizer):
 def test_options_from_python(tmp_path, monkeypatch):
     for options, *words in (
         ({"dtype": "bf16"}, "dtype = 'bf16'", "auto, float32, bfloat16"),
-        ({"compile": True}, "compile = True", "off, default, reduce-overhead"),
+        ({"compile": True}, "compile = True", "off, default, graphs, reduce-overhead"),
     ):
         refused(lambda given=options: from_pretrained("run", **given), *words)
     with pytest.raises(TypeError, match="banana"):

@@ -51,3 +51,21 @@ def test_unpacked_rows_have_one_text_each():
     rows = pack_rows(mask_of([2, 5, 0, 3]), packed=False)
     assert rows.shape == (4, 5) and rows.segment.sum(1).tolist() == [5, 3, 2, 0]
     assert rows.origin[:, 0].tolist() == [10, 0, 20, 5]
+
+
+def test_a_compiled_encoder_gets_few_shapes_with_the_same_texts():
+    """Rows of 520 tokens, 5 times the longest text; 1, 2, 3, 4, 6, 8, 12 of them."""
+    shapes, generator = set(), np.random.default_rng(1)
+    for batch in (1, 3, 9, 17, 33, 60):
+        valid = mask_of(generator.integers(0, 100, size=batch))
+        rows = pack_rows(valid, longest=100)
+        shapes.add(rows.shape)
+        flat, real = torch.from_numpy(valid).flatten(), (rows.segment > 0).flatten()
+        assert sorted(rows.token.flatten()[real].tolist()) == flat.nonzero().flatten().tolist()
+        found = rows.token.flatten()[rows.origin.flatten()[flat]]
+        assert torch.equal(found, flat.nonzero().flatten())
+        assert (rows.origin.flatten()[~flat] == rows.token.numel()).all()
+    assert {width for _, width in shapes} == {520}
+    assert len(shapes) > 3 and {count for count, _ in shapes} <= {1, 2, 3, 4, 6, 8}
+    assert pack_rows(mask_of([101]), longest=96).shape == (1, 101)
+    assert pack_rows(mask_of([5, 9]), False, longest=20).shape == (2, 24)

@@ -23,7 +23,7 @@ from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.forward_pass import ForwardPass, Teacher, measure
 from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks, sum_over_samples
-from torchtitan.models.dit_tts.infra.compile import compiled_graphs
+from torchtitan.models.dit_tts.infra.compile import compile_frozen, compiled_graphs
 from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard, StepStats
 from torchtitan.models.dit_tts.infra.ema import EMA
 from torchtitan.models.dit_tts.infra.optimizer import TTSOptimizers, gradient_norm
@@ -102,6 +102,8 @@ class DiTTTSTrainer(Trainer):
             text_encoder = build_random_encoder(view, self.device)
         else:
             text_encoder = build_frozen_encoder(view, self.device)
+        if text_encoder is not None:
+            compile_frozen(text_encoder, self.config)
         self.forward_pass = self.build_forward_pass(text_encoder)
         self.divergence = DivergenceGuard(config.divergence.spike_sigmas)
         self.rollbacks: Counter[int] = Counter()  # of each step that is saved

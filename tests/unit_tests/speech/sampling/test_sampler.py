@@ -203,7 +203,7 @@ def test_each_request_is_said_as_it_is_alone(sizes, settings, compiled):
     plain = generate(requests, model=model, **more)
     counter = CompileCounter()
     if compiled:
-        compile_for_any_lengths(model, "default", counter)
+        compile_for_any_lengths(model, counter)
     found = generate(requests, sampling, model=model, **more)
     graphs = counter.frame_count
     generate(

@@ -62,7 +62,12 @@ def check_compile(config: JobConfig, dp_degree: int, accumulation: int) -> None:
             "it needs [compile] enable = true with 'model' among its components; set it to another"
         )
         raise conflict(config, "activation_checkpoint.mode", why)
-    # The component "loss" has no mode.
+    if "text_encoder" in compiled and not (
+        is_pretrained(config.encoder.model) and config.encoder.frozen
+    ):
+        why = "it is a pretrained text encoder outside the model; take 'text_encoder' out of components"
+        raise conflict(config, "compile.components encoder.model encoder.frozen", why)
+    # The component "loss" has no mode, and a frozen encoder's weights stay where they are.
     if config.compile.mode not in CUDA_GRAPH_MODES or not {"model", "encoders"} & {*compiled}:
         return
     # A CUDA graph replays fixed addresses, and gathered weights are at others each time. Gradients that a graph has

@@ -71,19 +71,31 @@ class Checkpoint(titan.Checkpoint):
     resumed"""
 
 
+InductorOption = Literal[
+    "max_autotune_pointwise", "coordinate_descent_tuning", "triton.multi_kernel"
+]
+
+
 @dataclass
 class Compile(titan.Compile):
-    components: Annotated[list[Literal["model", "encoders", "loss"]], WORKLOAD] = field(
-        default_factory=lambda: ["model", "encoders"]  # type: ignore[assignment]
+    components: Annotated[list[Literal["model", "encoders", "loss", "text_encoder"]], WORKLOAD] = (
+        field(
+            default_factory=lambda: ["model", "encoders"]  # type: ignore[assignment]
+        )
     )
     """Parts to compile: each block of the decoder (model), each block of the speaker encoder and of a
-    trained text encoder (encoders), the noising and the loss (loss)"""
+    trained text encoder (encoders), the noising and the loss (loss), a frozen text encoder (text_encoder)"""
 
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
         "default"
     )
     """Mode of torch.compile; reduce-overhead and max-autotune replay CUDA graphs, on one GPU and
     without accumulation only"""
+
+    inductor: list[InductorOption] = field(default_factory=list)
+    """Options of Inductor that are on for the blocks, for faster kernels beside the products: more block sizes tried
+    (max_autotune_pointwise), and their neighbours (coordinate_descent_tuning); reductions also with the whole row in
+    registers (triton.multi_kernel)"""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Compiles the blocks of decoder and trained encoders in place, and the objective's functions.
+"""Compiles the blocks of decoder and trained encoders in place, a frozen text encoder, and the objective's functions.
 
 The blocks of a stack are alike, so they share one graph per static shape. The packed rows of a pretrained text
 encoder have a shape per batch, so its blocks share few graphs for any shape.
@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from torchtitan.models.dit_tts.config.job_config import CUDA_GRAPH_MODES, JobConfig
+from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.infra.compat import dynamo_config, dynamo_counters, list_mode_options
 from torchtitan.models.dit_tts.model.encoders import ByteEncoder, SpeakerEncoder
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
@@ -26,6 +26,10 @@ pointwise traffic."""
 _PRETRAINED_GRAPHS = 8
 """Maximum number of graphs of a pretrained encoder's blocks: of two kinds (sliding and full attention), each
 with and without checkpointing, for one row and for several"""
+
+
+_ROW_COUNTS = 32
+"""Maximum number of graphs of a frozen text encoder that reads packed rows: two for each doubling of their number"""
 
 
 def static_shapes(config: JobConfig) -> int:
@@ -69,6 +73,7 @@ def apply_compile(
     shapes: int,
     mode: str = "default",
     components: Sequence[str] = ("model",),
+    inductor: Sequence[str] = (),
 ) -> None:
     """Compiles each block in place, since a wrapper around it would bypass FSDP's hooks.
 
@@ -77,41 +82,46 @@ def apply_compile(
         shapes: maximum number of static shapes of the data.
         mode: of torch.compile; only the backend "inductor" has modes.
         components: "model" (the decoder's blocks) and "encoders" (the trained encoders' blocks).
+        inductor: its options that are on.
     """
     compiled, pretrained = stacks(model, components), _pretrained_stacks(model)
     # Times 2 for training and evaluation mode. Blocks with and without checkpointing are separate
     # code objects with limits of their own; the blocks of both encoders share one.
     _allow_graphs(2 * shapes * len(compiled) + 2 * _PRETRAINED_GRAPHS * len(pretrained))
     for layers in compiled:
-        _compile_blocks(layers, backend, mode, dynamic=layers in pretrained)
+        _compile_blocks(layers, backend, mode, inductor, dynamic=layers in pretrained)
     logger.info(
         f"Compiling each block of {len(compiled)} stacks in place with {backend}, mode {mode}"
     )
 
 
-def compile_for_any_lengths(
-    model: DiTTTSModel, mode: str, backend: str | Callable = "inductor"
-) -> None:
+def compile_for_any_lengths(model: DiTTTSModel, backend: str | Callable = "inductor") -> None:
     """Compiles the decoder's blocks in place for a sampler, whose batches have any number of rows and any
     lengths."""
     # One or several copies of one or several rows, each with or without padding; and each of several models
     # that are compared has its own.
     _allow_graphs(dynamo_config.recompile_limit + 32)
-    _compile_blocks(model.layers, backend, mode, dynamic=True)
-    if mode in CUDA_GRAPH_MODES:
-        # The last step's outputs may be overwritten by the next one, which begins with this layer.
-        mark = torch.compiler.cudagraph_mark_step_begin
-        model.input.register_forward_pre_hook(lambda *_: mark())
+    _compile_blocks(model.layers, backend, "default", dynamic=True)
 
 
 def _compile_blocks(
-    blocks: nn.ModuleList, backend: str | Callable, mode: str, *, dynamic: bool
+    blocks: nn.ModuleList,
+    backend: str | Callable,
+    mode: str,
+    inductor: Sequence[str] = (),
+    *,
+    dynamic: bool,
 ) -> None:
-    options: dict[str, Any] | None = None
-    if backend == "inductor":
-        options = {**list_mode_options(mode), "realize_reads_threshold": _MAX_READS}
+    options = _options(backend, mode, inductor)
     for block in blocks:
         block.compile(backend=backend, options=options, fullgraph=True, dynamic=dynamic)
+
+
+def _options(backend: str | Callable, mode: str, inductor: Sequence[str]) -> dict[str, Any] | None:
+    if backend != "inductor":
+        return None
+    options = {**list_mode_options(mode), "realize_reads_threshold": _MAX_READS}
+    return options | dict.fromkeys(inductor, True)
 
 
 def compile_function(function: Callable, backend: str | Callable, shapes: int) -> Callable:
@@ -119,6 +129,20 @@ def compile_function(function: Callable, backend: str | Callable, shapes: int) -
     apply, since they have no matmuls."""
     _allow_graphs(shapes)
     return torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
+
+
+def compile_frozen(encoder: PretrainedTextEncoder, config: JobConfig) -> None:
+    """Compiles a frozen text encoder, if [compile] names it, as one graph for each number of rows. It is whole on every rank
+    and has no backward pass, so CUDA graphs ([compile] mode) may replay it in any layout."""
+    c = config.compile
+    if not c.enable or "text_encoder" not in c.components:
+        return
+    encoder.longest = config.data.max_text_tokens
+    _allow_graphs(max(_ROW_COUNTS, static_shapes(config)))
+    options = _options(c.backend, c.mode, c.inductor)
+    # Not fullgraph: an encoder may be of any architecture.
+    hidden = torch.compile(encoder.hidden, backend=c.backend, options=options, dynamic=False)
+    encoder.hidden = hidden  # type: ignore[method-assign]
 
 
 def _allow_graphs(count: int) -> None:

@@ -173,8 +173,8 @@ def parallelize_dit_tts(
     if job_config.activation_checkpoint.mode != "none":
         apply_checkpointing(model, job_config)
     if components:
-        config, shapes = job_config.compile, static_shapes(job_config)
-        apply_compile(model, config.backend, shapes, config.mode, components)
+        c, shapes = job_config.compile, static_shapes(job_config)
+        apply_compile(model, c.backend, shapes, c.mode, components, c.inductor)
 
     training, parallelism = job_config.training, job_config.parallelism
     reduce_dtype = TORCH_DTYPE_MAP[training.mixed_precision_reduce]

@@ -3,7 +3,6 @@ only itself: tokens attend where their segments are equal, and positions count f
 packed on the CPU with the batch, so the accelerator never waits for a length."""
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -33,7 +32,7 @@ class TextRows:
     position: torch.Tensor
     origin: torch.Tensor
 
-    @cached_property
+    @property
     def same_segment(self) -> torch.Tensor:
         """(R, 1, W, W) bool, true where query and key are of one text. Padding sees padding, so no
         softmax row is empty."""
@@ -54,11 +53,17 @@ class TextRows:
 
 
 def pack_rows(
-    valid: np.ndarray, packed: bool = True, samples: np.ndarray | None = None
+    valid: np.ndarray, packed: bool = True, samples: np.ndarray | None = None, longest: int = 0
 ) -> TextRows:
-    """Lays out the texts of a batch: `valid` (B, L) bool is true at the tokens that the encoder reads. `packed`: several
-    texts per row; else one. `samples`: (S,) lengths of the samples, with conditioning tokens, that stand in the one row
-    of `valid`."""
+    """Lays out the texts of a batch.
+
+    Args:
+        valid: (B, L) bool, true at the tokens that the encoder reads.
+        packed: several texts per row; else one.
+        samples: (S,) lengths of the samples, with conditioning tokens, that stand in the one row of `valid`.
+        longest: tokens of a text at most. Then few shapes occur, for a compiled encoder: all rows are equally long, and
+            packed ones are as many as a power of two or three halves of one. 0: the layout with the fewest tokens.
+    """
     batch, padded = valid.shape
     if samples is None:
         lengths = valid.sum(1)
@@ -68,8 +73,18 @@ def pack_rows(
         lengths = before[ends] - before[ends - samples]
     *tokens_of, _ = np.split(np.flatnonzero(valid), lengths.cumsum())
     order = np.argsort(-lengths, kind="stable")
-    rows = _fewest_padded(order, lengths) if packed else [[int(text)] for text in order]
-    width = max(1, *(int(lengths[row].sum()) for row in rows))
+    # Kernels want aligned rows. A longer text than any of training has a shape of its own.
+    width = -(-longest // 8) * 8 if longest >= lengths.max(initial=0) else 0
+    if not packed:
+        rows = [[int(text)] for text in order]
+    elif width:
+        width *= -(-ROW_TOKENS // width)
+        rows = _best_fit(order, lengths, width)
+        power = 1 << (len(rows) - 1).bit_length()
+        rows += [[]] * ((power if 3 * power < 4 * len(rows) else 3 * power // 4) - len(rows))
+    else:
+        rows = _fewest_padded(order, lengths)
+    width = width or max(1, *(int(lengths[row].sum()) for row in rows))
     token, segment, position = (np.zeros((len(rows), width), np.int64) for _ in range(3))
     origin = np.full(batch * padded, token.size, np.int64)
     for number, row in enumerate(rows):

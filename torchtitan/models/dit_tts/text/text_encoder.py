@@ -31,6 +31,8 @@ class PretrainedTextEncoder(nn.Module):
         # Packed rows need a mask over pairs of tokens, which sdpa takes for certain.
         attention = getattr(self.core.config, "_attn_implementation", None)
         self.packs = source.family != "other" and attention == "sdpa"
+        self.longest = 0
+        """as of `pack_rows`"""
         self.train(False)
 
     def train(self, mode: bool = True) -> "PretrainedTextEncoder":
@@ -43,7 +45,7 @@ class PretrainedTextEncoder(nn.Module):
     def rows(self, text_mask: np.ndarray, samples: np.ndarray | None = None) -> TextRows:
         """The layout in which a batch goes through this encoder; text_mask (B, L) bool, and samples as of
         `pack_rows`."""
-        return pack_rows(text_mask, self.packs, samples)
+        return pack_rows(text_mask, self.packs, samples, self.longest)
 
     def forward(
         self, ids: torch.Tensor, mask: torch.Tensor, rows: TextRows | None = None
@@ -53,11 +55,11 @@ class PretrainedTextEncoder(nn.Module):
             rows = self.rows(mask.cpu().numpy()).to(ids.device)
         # Padding may have an id that this encoder lacks.
         packed = torch.where(rows.segment > 0, ids.flatten()[rows.token], 0)
-        features = self._hidden(packed, rows).flatten(0, 1)
+        features = self.hidden(packed, rows).flatten(0, 1)
         nothing = features.new_zeros(1, self.width)
         return torch.cat([features, nothing])[rows.origin]
 
-    def _hidden(self, ids: torch.Tensor, rows: TextRows) -> torch.Tensor:
+    def hidden(self, ids: torch.Tensor, rows: TextRows) -> torch.Tensor:
         """(R, W) ids to (R, W, h)."""
         limit = self.source.max_tokens
         if limit is not None and ids.shape[1] > limit:
