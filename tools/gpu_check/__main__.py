@@ -1,6 +1,6 @@
 """Checks and measures this code on one GPU: steps, ceilings, blocks, sampling, numerics, goodput.
 
-Writes benchmarks/results/gpu_check_<device>.json, a line per item, and beside it the compiled kernels for --cache. The exit
+Writes benchmarks/results/gpu_check_<device>.json, a line per item, and next to it the compiled kernels for --cache. The exit
 status is 1 where a check is over its bar or something ended in an error; what ran out of memory or time is a result.
 """
 

@@ -4,7 +4,7 @@ An error is ‖x - reference‖ / ‖reference‖: of the output over valid fram
 worst counts (one with almost no gradient is measured against 1 % of the largest parameter's).
 
 - float32: 1e-4 for the output, 3e-4 for a gradient. Sums of some thousand roundings of 6e-8 come to 1e-5; an exp that is
-  an ulp beside turns a time's angle by 1e-4. A wrong key, mask or rotation shows as 1e-2 or more.
+  off by an ulp turns a time's angle by 1e-4. A wrong key, mask or rotation shows as 1e-2 or more.
 - bfloat16: 0.03 and 0.1. A rounding is 2^-9, and a block has a dozen in a row.
 - fp8: 0.15 and 0.5. It finds a wrong scale or layout, not a loss of quality: that takes training.
 """
@@ -88,7 +88,7 @@ def errors(found: Found, expected: Found) -> tuple[float, float, str]:
 
 
 def check(mode: str, precision: str, settings: Settings, turn: Turn = lambda: None) -> Values:
-    """The errors of a mode beside their bars. Nothing is timed, so it waits for no turn."""
+    """Return the errors of a mode and their limits. Nothing is timed, so it waits for no turn."""
     if (mode, precision, settings.device) == ("varlen", "float32", "cuda"):
         raise NotMeasured("the packed kernel takes half precision only")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False

@@ -153,7 +153,7 @@ def _send(items: Sequence[Item], number: int) -> None:
 
 
 def _measure(name: str, measure: Callable[[Turn], Values], pipe: Connection, log: Path) -> None:
-    """The process of an item: it compiles beside the others, says that it is ready, and waits for its turn."""
+    """Run an item: it compiles while the others do, says that it is ready, and waits for its turn."""
     os.setsid()  # stopped and killed together with what it starts
     with log.open("wb") as out:
         for stream in (1, 2):
