@@ -1,4 +1,5 @@
-"""Kernels and bytes of a compiled decoder block, forward and backward, without a device.
+"""Kernels and bytes of a compiled decoder block, forward and backward, of the noising and of a frozen text encoder, without a
+device.
 
     python -m benchmarks.block_traffic
 
@@ -21,14 +22,20 @@ from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 from torch._inductor import ir
 from torch._inductor.graph import GraphLowering
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 
 from tools.gpu_check.kernels import SHAPE, block_inputs
+from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.flow.objective import build_objective
 from torchtitan.models.dit_tts.infra import kernels, triton_norm
-from torchtitan.models.dit_tts.infra.compile import apply_compile
+from torchtitan.models.dit_tts.infra.compile import apply_compile, compile_frozen, compile_function
 from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.model_config import model_flavors
+from torchtitan.models.dit_tts.text.hf_encoder import find_source
+from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 
 
 @contextmanager
@@ -102,16 +109,64 @@ def block_traffic(
     return found
 
 
+class _Operators(TorchDispatchMode):
+    """Counts operators that compute, as the host launches them one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def outside_traffic(
+    config: JobConfig, samples: int, frames: int, tokens: int
+) -> dict[str, tuple[int, Counter[str]]]:
+    """Operators of the noising and of a frozen text encoder, and the `traffic` of both once they are compiled."""
+    add_noise = build_objective(config).add_noise
+    latents = torch.zeros(samples, frames, config.data.latent_channels)
+    place = torch.tensor(0), torch.arange(samples), torch.tensor(samples)
+    encoder = PretrainedTextEncoder(find_source(config.encoder.model, download=False)).bfloat16()
+    texts = torch.ones(samples, tokens, dtype=torch.int64), torch.ones(samples, tokens).bool()
+    counts = {}
+    torch._dynamo.reset()
+    with torch.no_grad():
+        for name, function, given in (
+            ("noising", add_noise, (latents, *place)),
+            ("text encoder", encoder, texts),
+        ):
+            with _Operators() as operators:
+                # The first sample alone: as many operators.
+                function(*(each[:1] if each.dim() else each for each in given))
+            if function is encoder:
+                compile_frozen(encoder, config)
+            else:
+                function = compile_function(function, "inductor", 1)
+            with counted() as graphs:
+                function(*given)
+            counts[name] = operators.count, sum(graphs, Counter[str]())
+    return counts
+
+
+def _said(found: Counter[str]) -> str:
+    kinds = ("generated", "own", "library")
+    return "; ".join(
+        f"{k} {found[f'{k} kernels']}, {found[f'{k} bytes'] / 1e9:.2f} GB" for k in kinds
+    )
+
+
 def main() -> None:
     args = model_flavors()["800M"]
     print(f"one block of 800M, {SHAPE}, bfloat16 autocast, memory budget 0.9; GB = 1e9 bytes")
     for said, own_norm in (("definition", False), ("own norm", True)):
         for way, found in zip(("forward", "backward"), block_traffic(args, SHAPE, own_norm)):
-            kinds = ("generated", "own", "library")
-            parts = [
-                f"{k} {found[f'{k} kernels']}, {found[f'{k} bytes'] / 1e9:.2f} GB" for k in kinds
-            ]
-            print(f"{said}, {way}: {'; '.join(parts)}")
+            print(f"{said}, {way}: {_said(found)}")
+    keys = ["--job.config_file=train_configs/dit_tts_800m.toml", "--compile.enable"]
+    config = load_config([*keys, "--compile.components", "text_encoder"])
+    for name, (operators, found) in outside_traffic(config, *SHAPE[:3]).items():
+        print(f"{name}: {operators} operators; compiled {_said(found)}")
 
 
 if __name__ == "__main__":
