@@ -32,7 +32,7 @@ def matrix(*values):
 
 
 WAYS = [
-    ("frozen_fsdp", 2, FSDP),
+    ("frozen_fsdp", 2, [*FSDP, *COMPILED, "--compile.components", "text_encoder", "loss"]),
     ("trained_fsdp", 2, [*UNMOVED, *FSDP]),
     matrix("trained", 1, UNMOVED),
     matrix("frozen_tp", 2, TP),
