@@ -58,6 +58,7 @@ def test_replayed_passes_say_what_the_network_says(solver, scale):
         assert (found[0] - other[0]).abs().max() > 1e-2
     # With and without guidance, and with the speaker's other scale; anew for each batch.
     keys = 2 if scale == 1.0 else 3
+    assert len(model.denoise_guided.passes) == keys
     assert len(recorded) == 3 * keys and {shape[0] for shape in recorded} == {2, 6, 1, 3}
 
 

@@ -14,16 +14,18 @@ Recorder = Callable[[Callable[[], torch.Tensor]], tuple[Callable[[], object], to
 
 
 def record_graph(function: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
-    """Records what a function launches on this device."""
-    stream = torch.cuda.Stream()
+    """Records what a function launches on this device. Without `torch.cuda.graph`, which would free all cached memory."""
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         function()  # what compiles, or chooses a kernel by trying, does it here
+        # Other threads, which decode sounds, may allocate meanwhile.
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            output = function()
+        finally:
+            graph.capture_end()
     torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    # Other threads, which decode sounds, may allocate meanwhile.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        output = function()
     return graph.replay, output
 
 
