@@ -131,12 +131,13 @@ def outside_traffic(
     encoder = PretrainedTextEncoder(find_source(config.encoder.model, download=False)).bfloat16()
     texts = torch.ones(samples, tokens, dtype=torch.int64), torch.ones(samples, tokens).bool()
     counts = {}
+    parts: dict[str, tuple[Any, tuple[torch.Tensor, ...]]] = {
+        "noising": (add_noise, (latents, *place)),
+        "text encoder": (encoder, texts),
+    }
     torch._dynamo.reset()
     with torch.no_grad():
-        for name, function, given in (
-            ("noising", add_noise, (latents, *place)),
-            ("text encoder", encoder, texts),
-        ):
+        for name, (function, given) in parts.items():
             with _Operators() as operators:
                 # The first sample alone: as many operators.
                 function(*(each[:1] if each.dim() else each for each in given))
