@@ -98,6 +98,8 @@ def _work(
     show(f"{counted(len(sources), 'different recording')}, {len(jobs):,} of them new")
     if not jobs:
         return {}
+    if not options.analyzer:
+        options.analysis.check_models()  # once, not in each worker
     jobs.sort(key=lambda job: -job.work)  # the shortest fill the gaps at the end
     devices = codec_devices(options.device, options.engine)
     most = min(_MAX_CPU_WORKERS, cores())

@@ -77,3 +77,11 @@ class Settings:
                 require_modules(package)
             else:
                 find_factory(spec, "model", "one that the help names")
+
+    def check_models(self) -> None:
+        """Raises InputError where a pretrained model is neither here nor can be had from the hub."""
+        from torchtitan.models.dit_tts.config.job_config import Samples
+        from torchtitan.models.dit_tts.speech.scoring.plugins import check_pretrained
+
+        check_pretrained(Samples(recognizer=self.recognizer, speaker_scorer=self.speaker_encoder))
+        check_pretrained(Samples(recognizer=self.verbatim_recognizer))

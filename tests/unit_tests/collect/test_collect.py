@@ -146,6 +146,19 @@ def test_a_model_that_cannot_be_opened_is_told_before_recordings_are_read(
         assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--recognizer", "--verbatim-recognizer"])
+def test_a_model_that_the_hub_does_not_give_is_told_once(
+    source, output, collect, monkeypatch, capsys, option
+):
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("titan_tts.jobs.engines.open_engine", lambda *a, **k: pytest.fail("works"))
+    models = {"--speaker-encoder": "json:loads", "--recognizer": "json:loads", "--analyzer": ""}
+    models[option] = "whisper:nobody/none"
+    assert collect(source, output, *(part for pair in models.items() for part in pair)) == 2
+    errors = capsys.readouterr().err
+    assert errors.count("cannot be reached") == 1 and "whisper-tiny.en, for English" in errors
+
+
 def test_any_text_is_one_line(source, output, collect, monkeypatch):
     text = 'a\u2028b\x85c\x1c"\r\n\ud7ff \U0001f600'
     monkeypatch.setattr(stand_in_analyzer, "text_of", lambda waveform: text)
