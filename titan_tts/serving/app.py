@@ -116,9 +116,13 @@ class SpeechService:
 
     async def all_said(self, pieces: list[Utterance]) -> list[Speech]:
         """The pieces' speech once it is complete."""
+        spoken, ends = list[Speech](), [len(pieces)]
         with self.batcher.admitted(len(pieces)):
-            with _cancelled(self.batcher.submit(pieces)) as futures:
-                return [await asyncio.wrap_future(each) for each in futures]
+            for end in [1, *ends] if self.synthesizer.designs_voice(pieces) else ends:
+                with _cancelled(self.batcher.submit(pieces[len(spoken) : end])) as futures:
+                    spoken += [await asyncio.wrap_future(each) for each in futures]
+                pieces = self.synthesizer.in_one_voice(pieces, spoken[0])
+        return spoken
 
     async def sounds(
         self, pieces: list[Utterance], in_blocks: bool = False
@@ -131,14 +135,16 @@ class SpeechService:
                 blocks, begin = self.synthesizer.blocks(pieces), 1
                 while (block := blocks.next) is not None:
                     with _cancelled(self.batcher.submit([block])) as [future]:
-                        yield pcm(blocks.add(await asyncio.wrap_future(future)))
+                        speech = await asyncio.wrap_future(future)
+                        yield pcm(blocks.add(speech))
+                pieces = self.synthesizer.in_one_voice(pieces, speech)
             while begin < count:
                 end = 2 * begin + 1
                 with _cancelled(self.batcher.submit(pieces[begin:end])) as futures:
                     for index, future in enumerate(futures, begin):
                         speech = await asyncio.wrap_future(future)
                         yield pcm(part(speech.waveform, index, count, rate))
-                begin = end
+                pieces, begin = self.synthesizer.in_one_voice(pieces, speech), end
 
     async def answer(self, body: SpeechBody, request: Request) -> Response:
         """The response to a request for speech. It is a stream once the first piece is there: up to then an error has a

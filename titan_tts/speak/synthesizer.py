@@ -23,7 +23,7 @@ from titan_tts.speak.subtitles import Word
 from titan_tts.speak.utterance import Speech, Utterance, Voice
 from titan_tts.speak.word_times import WordAligner, word_aligner
 from torchtitan.models.dit_tts.config.job_config import Sampling
-from torchtitan.models.dit_tts.data.members import CAPTION
+from torchtitan.models.dit_tts.data.members import CAPTION, caption_of
 from torchtitan.models.dit_tts.errors import require, show
 from torchtitan.models.dit_tts.speech.codec import Codec
 from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, generate_latents
@@ -226,6 +226,19 @@ class Synthesizer:
     def _ends_itself(self) -> bool:
         return self.run.config.objective.loss_on_padding
 
+    def designs_voice(self, pieces: Sequence[Utterance]) -> bool:
+        """True if a caption alone makes the voice of a text of several pieces, of which each would have one of its own."""
+        if len(pieces) < 2 or not (self.takes_captions and self.run.model.args.speaker_reference):
+            return False
+        return pieces[0].voice.reference is None and bool(caption_of(pieces[0].conditions))
+
+    def in_one_voice(self, pieces: Sequence[Utterance], first: Speech) -> list[Utterance]:
+        """The pieces with what the first one was said as for the reference, if it `designs_voice`."""
+        if not self.designs_voice(pieces):
+            return list(pieces)
+        voice = replace(pieces[0].voice, reference=first.latents)
+        return [replace(each, voice=voice) for each in pieces]
+
     def samples(self, pieces: Sequence[Utterance]) -> int:
         """Samples that the pieces of a text will have at most, with the pauses between them; exactly so many where
         the model does not end the speech itself."""
@@ -284,9 +297,15 @@ class Synthesizer:
     ) -> Iterator[tuple[int, list[Speech]]]:
         """(index, speech of its pieces) of each text as soon as it is complete; `texts`: the pieces of each, see
         `pieces`."""
-        places = [(text, number) for text, each in enumerate(texts) for number in range(len(each))]
-        flat = [piece for each in texts for piece in each]
-        done: list[dict[int, Speech]] = [{} for _ in texts]
+        texts, done = list(texts), [dict[int, Speech]() for _ in texts]
+        designed = [text for text, pieces in enumerate(texts) if self.designs_voice(pieces)]
+        firsts = [texts[text][0] for text in designed]
+        for index, speech in self.speak_sorted(firsts, seed, batch_size, sampling):
+            done[(text := designed[index])][0] = speech
+            texts[text] = self.in_one_voice(texts[text], speech)
+        every = ((text, number) for text, each in enumerate(texts) for number in range(len(each)))
+        places = [(text, number) for text, number in every if number not in done[text]]
+        flat = [texts[text][number] for text, number in places]
         for index, speech in self.speak_sorted(flat, seed, batch_size, sampling):
             text, number = places[index]
             done[text][number] = speech
@@ -302,10 +321,12 @@ class Synthesizer:
         low_latency: bool = False,
     ) -> Iterator[Speech]:
         """The speech of the pieces of one text, in their order. `low_latency`: the first is a batch of its own."""
-        ends = range(1 if low_latency else batch_size, len(pieces), batch_size)
+        alone = low_latency or self.designs_voice(pieces)
+        ends = range(1 if alone else batch_size, len(pieces), batch_size)
         for start, end in pairwise([0, *ends, len(pieces)]):
             spoken = dict(self.speak_sorted(pieces[start:end], seed, batch_size))
             yield from (spoken[index] for index in range(end - start))
+            pieces = self.in_one_voice(pieces, spoken[0])
 
     def speak(
         self, utterances: Sequence[Utterance], seed: int, sampling: Sampling | None = None

@@ -1,5 +1,6 @@
 """A model with captions, from training to speech; and who refuses a caption without such a model."""
 
+import asyncio
 import json
 from dataclasses import replace
 
@@ -125,6 +126,60 @@ def test_a_caption_arrives_from_options_and_lists(generate, tmp_path, capsys):
     assert generate(*many) == 0 and len(generate.asked) == asked  # complete
     (tmp_path / "texts.jsonl").write_text(json.dumps(rows[0] | {"caption": "mild"}))
     assert generate(*many) == 2 and "from another text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["--out=said.wav", "--format=pcm", "list"])
+def test_a_long_text_has_the_voice_that_its_caption_makes_of_its_first_piece(
+    generate, tmp_path, how, capsysbinary
+):
+    data = generate.loaded.config.data
+    data.max_caption_tokens, data.max_frames = 20, 2
+    text = "One two one two. Two one one. One two."
+    (tmp_path / "texts.jsonl").write_text(f'{{"text": "{text}"}}\n{{"text": "two"}}')
+    said = [f"--text={text}", how] if how != "list" else ["--text-list=texts.jsonl", "--out=new"]
+    said += ["--out=-"] if how == "--format=pcm" else []
+    assert generate(*said, "--caption=old", "--batch-size=2") == 0
+    [first, *others] = [request for requests, *_ in generate.asked for request in requests]
+    assert len(generate.asked[0][0]) == 1 and len(first.reference) == 0 and len(others) >= 2
+    references = [each.reference for each in others if each.text != "two"]
+    assert all(len(each) for each in references)
+    assert all(torch.equal(each, references[0]) for each in references)
+    assert all(len(each.reference) == 0 for each in others if each.text == "two")
+    generate.asked.clear()
+    assert generate(*said, "--overwrite", "--batch-size=2") == 0  # without a caption as before
+    assert not any(len(each.reference) for requests, *_ in generate.asked for each in requests)
+
+
+def test_a_server_keeps_the_voice_that_a_caption_makes(synthesizer, monkeypatch):
+    app = pytest.importorskip("titan_tts.serving.app", reason="the extra serve is not installed")
+    from titan_tts.serving.batcher import Batcher
+
+    data, asked = synthesizer.run.config.data, []
+    data.max_caption_tokens, data.max_frames = 20, 2
+    say = synthesizer.synthesize
+
+    def synthesize(texts, **more):
+        asked.extend(texts)
+        return say(texts, **more)
+
+    monkeypatch.setattr(synthesizer, "synthesize", synthesize)
+    batcher = Batcher(synthesizer)
+    service = app.SpeechService(synthesizer, batcher, "tiny", {}, 100)
+    text = "One two one two. Two one one. One two."
+    body = app.SpeechBody(model="tiny", input=text, instructions="old", response_format="pcm")
+    pieces = service.utterances(body)
+
+    async def streamed(in_blocks):
+        return [each async for each in service.sounds(pieces, in_blocks)]
+
+    for in_blocks in (None, False, True):
+        asked.clear()
+        asyncio.run(service.all_said(pieces) if in_blocks is None else streamed(in_blocks))
+        voices = [each.voice.reference for each in asked if each.text != pieces[0].text]
+        assert len(voices) == len(pieces) - 1 > 1 and all(len(each) for each in voices)
+        assert all(torch.equal(each, voices[0]) for each in voices)
+        assert asked[0].voice.reference is None
+    batcher.close()
 
 
 def test_instructions_are_the_caption(synthesizer):
