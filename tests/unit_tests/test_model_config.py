@@ -84,6 +84,9 @@ def test_sizes_that_are_refused(sizes, words):
 def test_sizes_that_need_other_keys(tmp_path):
     with pytest.raises(InputError, match="no place for their mean"):
         sized("speaker_bidirectional=true", batching="packed")
+    with pytest.raises(InputError, match="without references a model needs captions"):
+        sized("speaker_reference=false")
+    assert not sized("speaker_reference=false", max_caption_tokens=9).speaker_reference
     config = JobConfig()
     config.model.sizes = ["text_projection=false"]
     config.encoder.model = str(write_tiny_t5(tmp_path / "t5"))

@@ -104,6 +104,7 @@ def test_flavors_have_exact_sizes():
         {"task": "duration", "dim": 48, "n_layers": 3},
         {"text_vocab_size": 259, "lora_rank": 3},
         {"text_vocab_size": 259, "max_caption_tokens": 9},
+        {"text_vocab_size": 259, "max_caption_tokens": 9, "speaker_reference": False},
         {"text_vocab_size": 259, "max_caption_tokens": 9, "lora_rank": 3, "caption_n_layers": 1},
         {"task": "duration", "dim": 48, "n_layers": 3, "max_caption_tokens": 9},
     ],
