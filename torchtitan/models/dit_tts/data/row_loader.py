@@ -82,8 +82,8 @@ class Row(NamedTuple):
 
 
 class Target(NamedTuple):
-    """The arrays that a row is written into: arrays in the order of `members.ARRAYS`, (T or R, width), text_ids and positions (L,), and
-    caption_ids (C,)."""
+    """The arrays that a row is written into: arrays in the order of `members.ARRAYS`, (T or R, width), text_ids and
+    positions (L,), and caption_ids (C,)."""
 
     arrays: Sequence[np.ndarray]
     text_ids: np.ndarray

@@ -1,7 +1,7 @@
 """Backends of the decoder's joint attention.
 
-A batch's keys are [self ‖ text ‖ speaker], with a caption behind the speaker's. Each stream is padded on the right and a condition may be dropped,
-so the valid keys have gaps. Queries are the frames; the output at padded frames is finite and never read.
+A batch's keys are [self ‖ text ‖ speaker], with a caption behind the speaker's. Each stream is padded on the right
+and a condition may be dropped, so the valid keys have gaps. Queries are the frames; the output at padded frames is finite and never read.
 `prepare_keys` converts the mask to the form that the kernel needs, once per step and without a host sync.
 
 - sdpa: keys keep their positions, under an additive mask (B, 1, 1, K). Any device, any dtype.
@@ -152,8 +152,8 @@ class GuidedKeys(NamedTuple):
     """factor of the speaker's keys and values; None: 1"""
 
     lengths: tuple[tuple[int, ...], ...] | None = None
-    """valid frames, text tokens, patches and bytes of the caption of each of the B rows; then the queries, and their own keys and values,
-    are (1, N·frames, H, K), the rows of each copy one behind the other without padding. None: they are padded"""
+    """valid frames, text tokens, patches and tokens of the caption of each of the B rows; then the queries, and their
+    own keys and values, are (1, N·frames, H, K), the rows of each copy one behind the other without padding. None: they are padded"""
 
     patches: int | None = None
     """of the reference among the speaker's keys, behind which those of the caption stand; None: there are none"""

@@ -179,6 +179,8 @@ class ConditionedModel(ModelProtocol):
             assert caption_ids is not None and caption_mask is not None
             caption = self.caption_encoder(caption_ids, caption_mask)
             speaker = torch.cat([speaker, caption.to(speaker.dtype)], dim=1)
+        else:
+            caption_mask = None
         return Conditions(text, text_mask, speaker, speaker_mask, text_positions, caption_mask)
 
     def forward(
