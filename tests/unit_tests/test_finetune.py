@@ -15,6 +15,7 @@ from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 CHANNELS = 8
 SECONDS = {"cat": [3, 4], "bob": [9, 8, 7], "ann": [2]}
 """of each speaker's recordings: the first by name is neither the first in the shards nor has most"""
+RUN_COMMAND = finetune_command._titan_tts
 
 
 @pytest.fixture
@@ -67,6 +68,19 @@ def test_nothing_is_trained_without_a_held_out_recording(finetune, tmp_path, cap
     [line] = capsys.readouterr().err.strip().splitlines()
     assert "data has no held-out recordings" in line and "give more recordings" in line
     assert main(["finetune", "base", "data", "out", "--validation.path=other"]) == 0
+
+
+@pytest.mark.parametrize("ends, status", [("exit 3", 3), ("kill -9 $$", 137)])
+def test_a_command_that_ends_ends_all_with_its_status(
+    finetune, monkeypatch, tmp_path, ends, status
+):
+    finetune(SECONDS, 1.0)
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{ends}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(python))
+    monkeypatch.setattr(finetune_command, "_titan_tts", RUN_COMMAND)
+    assert main(["finetune", "base", "data", "out"]) == status
 
 
 def test_another_base_or_method_is_not_continued(finetune, tmp_path, capsys):

@@ -5,6 +5,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import aiohttp
 import numpy as np
@@ -111,6 +112,10 @@ def test_changed_tars_and_servers_without_ranges(range_server, tars, monkeypatch
     with monkeypatch.context() as patch:  # such a tar may be larger than the memory
         patch.setattr(aiohttp.ClientResponse, "read", None)
         assert "the server ignores range requests" in sentence_of(reader.fetch, extents)
+        info = {"size": TAR_BYTES, "partial": False}  # of one that says so
+        store = SimpleNamespace(info=lambda path: info)
+        patch.setattr(remote, "filesystem", lambda url: (store, url))
+        assert "the server refuses range requests" in sentence_of(remote.stat, extents[0].path)
     range_server.honour_ranges = True
     reader.suspect(extents[1].path)
     assert reader.fetch(extents) == right(tars, extents)

@@ -136,7 +136,8 @@ def test_a_corrupt_utterance_leaves_the_stored_reference(tmp_path):
         take(build(folder, **DRAWN), 30)
     loader = build(folder, **DRAWN, **SKIP)
     dataset, order, changed = loader.dataset, loader.order, 0
-    bad = [dataset.sample_id(i) for i in range(120)].index("000000:utt000010")
+    names = [dataset.sample_id(i) for i in range(120)]
+    bad = names.index("000000:utt000010")
     for (left, _), (right, _) in zip(take(loader, 30), valid, strict=True):
         batch, R = order.batch(int(left["global_batch"])), left["speaker"].shape[1]
         words, crops = order.reference_words(batch, WORDS).tolist(), order.crops(batch).tolist()
@@ -144,6 +145,10 @@ def test_a_corrupt_utterance_leaves_the_stored_reference(tmp_path):
             found = left["speaker"][row, : left["speaker_frames"][row]].numpy()
             if sample == bad:
                 assert left["sample_id"][row] != right["sample_id"][row]
+                instead = names.index(left["sample_id"][row])  # its reference is drawn for it
+                pieces = loader.references.draw(words[row], instead, R)
+                parts = [dataset.read(p.sample)[0][p.start : p.start + p.frames] for p in pieces]
+                np.testing.assert_array_equal(found, np.concatenate(parts))
             elif bad in [p.sample for p in loader.references.draw(words[row], sample, R)]:
                 whole, changed = dataset.read(sample)[1], changed + 1
                 start = crops[row] % max(1, len(whole) - R + 1)

@@ -168,6 +168,8 @@ def test_an_earlier_analysis_is_replaced_and_not_searched_and_another_page_is_ke
         assert len(read_table(out)) == 2 and plots(out) == {"configurations", "scaling"}
     (out / "plots" / "mine.svg").write_text("kept")
     run = write_run(tmp_path / "one" / "a", report(BASE, 100.0))
+    assert cli.main(["analyze", str(tmp_path / "grid"), str(run)]) == 0
+    assert len(read_table(out)) == 3 and not (run / "analysis").exists()
     assert plots(analyze(run, out)) == {"configurations", "mine"}
     (tmp_path / "index.html").write_text("mine")
     assert cli.main(["analyze", str(run), "--out", str(tmp_path)]) == 2

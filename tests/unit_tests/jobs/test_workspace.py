@@ -25,6 +25,8 @@ def test_one_command_at_a_time(tmp_path):
         with work():
             raise OSError(28, "No space left on device", "/full")
 
+    with pytest.raises(BrokenPipeError), work():
+        raise BrokenPipeError  # of who reads what is printed: the folder is not at fault
     refused(full, "out: cannot be written (/full: No space left", "finished work is kept")
 
 

@@ -184,6 +184,7 @@ def test_a_transfer_is_hidden_by_the_micro_batches_in_which_it_is(micro_batches,
 
 
 def test_every_bucket_has_to_fit():
+    assert debug_planner("--data.bucket_frames=32,48").longest().lengths.frames == 48
     arguments = ["--data.bucket_frames=32,64", "--benchmark.mean_seconds=1.0"]
     arguments += ["--data.max_reference_ratio=0", "--training.global_batch_size=16"]
     small = Cluster(replace(H200, memory_gib=3.0), 1, 1)
@@ -237,7 +238,7 @@ def test_the_command_answers_for_many_gpus(capsys):
         "8,238,706,816",
         "GPUs: 64 (16 x 4 GH200)",
         "TP 2 x FSDP2, replicas x shards = 1 x 32",
-        "32 ranks x 16 samples x 2 accumulation steps = 1,024 samples",
+        "32 ranks x 16 samples x 2 accumulation steps = 1,024 samples, 8.74 hours of audio",
         "25 GB/s between nodes",
         "scaled to the GH200",
     ):

@@ -365,6 +365,10 @@ def test_layouts_are_recognized_or_named(tmp_path):
     for name in ("metadata.txt", "notes.txt"):
         (tmp_path / "named" / name).write_text("001|one\n")
     refused += [("named", "auto", "path of its list, such as .*named/metadata.txt")]
+    (tmp_path / "two").mkdir()
+    for name in ("manifest.csv", "metadata.jsonl"):
+        (tmp_path / "two" / name).write_text(ROW)
+    refused += [("two", "manifest", "is not a manifest")]
     for source, format, message in refused:
         with pytest.raises(InputError, match=message):
             items_of(tmp_path / source, format=format)

@@ -50,7 +50,11 @@ def test_what_a_resume_and_a_new_run_may_change(tmp_path, key, value, of_weights
 
 @pytest.mark.parametrize(
     ("key", "neutral", "other"),
-    [("alignment.teacher", "", "hubert"), ("objective.time_shift", 1.0, 2.0)],
+    [
+        ("alignment.teacher", "", "hubert"),
+        ("objective.time_shift", 1.0, 2.0),
+        ("data.on_too_long", "drop", "error"),
+    ],
 )
 def test_keys_that_an_earlier_version_had(tmp_path, key, neutral, other):
     """The one that the run was trained with changed nothing, or cannot be the same."""

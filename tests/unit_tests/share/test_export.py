@@ -2,6 +2,7 @@
 if it is another. Shards on the hub are trained from as those of a folder."""
 
 import json
+import shutil
 import tarfile
 
 import numpy as np
@@ -195,6 +196,12 @@ def test_the_card_tells_what_the_indexes_do(prepared, parquet, tmp_path, capsys)
     write_shard(alone, [Triplet("a", latents, latents[:0], {"text": "x"})])
     assert main(["data", "export", str(alone), str(tmp_path / "y"), "--to=audio-tars"]) == 2
     assert "give the one that encoded it by --codec" in capsys.readouterr().err
+    other = shutil.copytree(prepared, tmp_path / "other")
+    record = json.loads((other / "prepare.json").read_text())
+    record["settings"]["codec_fingerprint"] = "0" * 16
+    (other / "prepare.json").write_text(json.dumps(record))
+    assert main(["data", "export", str(other), str(tmp_path / "z"), "--to=audio-tars"]) == 2
+    assert "is not the one that" in capsys.readouterr().err
     header, text = front_matter(export(alone, tmp_path / "table", "--to=parquet"))
     assert "hours of speech | **to fill in** " in text and "--data.references drawn" in text
     assert header["configs"][0]["data_files"] == [{"split": "train", "path": "*.parquet"}]
@@ -204,11 +211,12 @@ def test_the_card_tells_what_the_indexes_do(prepared, parquet, tmp_path, capsys)
 def test_what_is_private_is_left_out(tmp_path, capsys, to):
     listed = corpora.write_tones(tmp_path / "wavs", ["a", "b"], 0.3, speaker="s", split="train")
     rows = [json.loads(line) for line in listed.read_text().splitlines()]
-    rows[1] |= {"annotator": "Jane", "original": "/home/jane/a.wav"}
+    rows[0] |= {"annotator": "Jane"}
+    rows[1] |= {"original": "/home/jane/a.wav"}
     rows[1] |= {"origin": {"url": ["s3://KEY:SECRET@bucket/x"]}}
     rows[1] |= {"phonemes": "/a/", "origin_name": "x/y.wav", "text": "/home/x, ~/y"}
     listed.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    corpora.prepare(listed, tmp_path / "data")
+    corpora.prepare(listed, tmp_path / "data", samples_per_shard=1)
     out = export(tmp_path / "data", tmp_path / "out", f"--to={to}")
     assert "annotator, origin, original" in capsys.readouterr().out
     content = b"".join(path.read_bytes() for path in out.rglob("*") if path.is_file())

@@ -139,6 +139,13 @@ def test_an_adapter_that_does_not_fit_is_refused_when_it_is_opened(made, case):
     assert torch.equal(spoken(adapters._model), before)
 
 
+def test_an_adapter_opened_while_another_speaks_is_in_its_place(made, base):
+    adapters, folder = made
+    expected = trained(folder / "c", 4, base)
+    adapters.open("c", folder / "c")
+    close(spoken(adapters._model), expected)
+
+
 def test_who_may_read_the_folder_may_read_the_adapter(made):
     _, folder = made
     modes = {path.stat().st_mode for path in (folder / "a").iterdir()}

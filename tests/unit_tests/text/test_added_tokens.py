@@ -1,13 +1,17 @@
 """Tokens in a text that the config declares: their ids, what reads them and what does not, and growth of a vocabulary."""
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from tests.helpers.sentences import refused
 from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.config.data_checks import check_text
 from torchtitan.models.dit_tts.config.manager import load_config
-from torchtitan.models.dit_tts.text.hf_tokenizer import SubwordTokenizer, load_subword_tokenizer
+from torchtitan.models.dit_tts.text.hf_tokenizer import (
+    SubwordTokenizer,
+    TextTokenizer,
+    load_subword_tokenizer,
+)
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import (
     SUBWORDS,
@@ -86,6 +90,16 @@ def test_ids_beyond_those_of_a_pretrained_tokenizer(checkpoints, name):
     assert len(tokenizer.spoken(text)) == len("one # two# three")
     places = {i: span for i, span in zip(ids, tokenizer.spans(text).tolist(), strict=True)}
     assert places[513] == [4, 5] and places[514] == [9, 10]
+
+
+def test_a_tokenizer_that_lowers_letters_finds_them_as_they_are_written():
+    words = Tokenizer(models.WordLevel({"?": 0, "one": 1, "(laugh)": 2}, unk_token="?"))
+    words.normalizer, words.pre_tokenizer = (
+        normalizers.Lowercase(),
+        pre_tokenizers.WhitespaceSplit(),
+    )
+    text = TextTokenizer(words.to_str(), AddedTokens(("(Laugh)", "[S1]")), 100)
+    assert text.ids("[S1] One (Laugh) (laugh) [s1] (LAUGH)") == [101, 1, 100, 2, 0, 2]
 
 
 def test_each_token_keeps_its_row_when_a_vocabulary_grows():

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -121,6 +122,18 @@ def test_an_aligner_is_learned_once_and_belongs_to_the_weights(data, tmp_path):
     assert late.aligner is found[1] and (tmp_path / "late" / ALIGNER_FILE).exists()
     (tmp_path / "run" / ALIGNER_FILE).unlink()
     refused(lambda: build_tokenizer(config, find_aligner), ALIGNER_FILE, "restore")
+
+
+@pytest.mark.long
+def test_an_aligner_goes_on_where_most_letters_are_known(data, tmp_path):
+    find = Mock(return_value=fit_aligner(choose_recordings(open_dataset(str(data)), 10**6)))
+    aligned = ["--encoder.model=chars", "--model.text_positions=aligned"]
+    build_tokenizer(config_of(data, tmp_path / "run", *aligned), find)
+    aligned.append(f"{INITIAL}={add_checkpoint(tmp_path / 'run')}")
+    for text, learned in (("one", 1), ("ж", 2)):
+        few = write_data(tmp_path / f"data of {text}", text=text)
+        build_tokenizer(config_of(few, tmp_path / text, *aligned), find)
+        assert find.call_count == learned
 
 
 @pytest.mark.long

@@ -27,7 +27,7 @@ from torchtitan.models.dit_tts.speech.codec import build_codec
 from torchtitan.models.dit_tts.speech.sampling.plots import save_spectrograms
 from torchtitan.models.dit_tts.speech.sampling.sampler import generate_latents
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
-from torchtitan.models.dit_tts.validation.speech_samples import choose_prompts
+from torchtitan.models.dit_tts.validation.speech_samples import SpeechSamples, choose_prompts
 
 ROWS = [
     ("one", "ann", 20, 6),
@@ -72,6 +72,16 @@ def test_which_texts_and_what_is_asked_for(tmp_path):
     # Never longer than what is trained on.
     long = prompts_of(folder, 3, bytes_per_frame=100.0)
     assert [prompt.request.frames for prompt in long] == [32, 32, 32]
+
+
+def test_a_prompt_that_fills_up_a_ranks_share_does_not_count(tmp_path):
+    prompts = prompts_of(write_rows(tmp_path / "heldout", ROWS), 3)
+    network = SimpleNamespace(model=None, text_encoder=None, device="cpu", amp=None)
+    for rank, wanted in enumerate([[(0, True), (2, True)], [(1, True), (0, False)]]):
+        for reports in (True, False):
+            given = JobConfig(), tmp_path, prompts, None, None, None, network, rank, 2
+            own = SpeechSamples(*given, reports=reports).own
+            assert own == [(prompts[number], counts and reports) for number, counts in wanted]
 
 
 HOSTILE = ["../../up", "/etc/x", "a" * 300, "日本語" * 60, "a b\tc", "x:y*?", "", "ann", "ANN"]

@@ -197,6 +197,7 @@ def test_the_best_steps_checkpoint_outlives_the_others(tmp_path, train, options,
         (14, {14: 1.0}, {"step-12", "step-13", "step-14"}),
         (16, {16: 0.5}, {"step-13", "step-16"}),  # a regular save, which stays when others come
         (24, {}, {"step-16", "step-20", "step-24"}),
+        (29, {28: 0.4, 29: 0.3}, {"step-24", "step-28", "step-29"}),  # and when a better one comes
     ):
         planned.update(dict.fromkeys(range(max(planned) + 1, stop + 1), 6.0) | new)
         assert train("run", *options, *KEEP, f"--training.steps={stop}") == 0
