@@ -36,10 +36,6 @@ _MAX_SECONDS = 600.0
 _BATCH = 16
 """pieces of long texts per batch, where there are fewer texts"""
 
-_NO_CAPTIONS = (
-    "a caption is given, but the model was not trained with them ([data] max_caption_tokens)"
-)
-
 Files = str | Path | Sequence[str | Path]
 """A file, or several in order"""
 
@@ -173,7 +169,11 @@ class Synthesizer:
         found = {"speaker": voice.speaker} if voice.speaker in known else {}
         if not caption.strip():
             return found
-        require(self.takes_captions, f"{_NO_CAPTIONS}; leave it out, or take one that was")
+        require(
+            self.takes_captions,
+            "a caption is given, but the model was not trained with captions ([data] max_caption_tokens = 0); leave it out, or "
+            "give a model that was",
+        )
         longest = self.run.config.data.max_caption_tokens
         unicode_bytes(caption)
         size = len(self.run.tokenizer.caption_ids(found := found | {CAPTION: caption}))

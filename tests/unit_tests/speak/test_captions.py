@@ -107,7 +107,10 @@ def test_a_caption_arrives_from_options_and_lists(generate, tmp_path, capsys):
     said = ["--text=one", "--out=said.wav", "--caption=a calm  woman"]
     assert generate(*said) == 2
     error = capsys.readouterr().err
-    assert "not trained with them ([data] max_caption_tokens)" in error and error.count("\n") == 1
+    assert (
+        "not trained with captions ([data] max_caption_tokens = 0)" in error
+        and error.count("\n") == 1
+    )
     assert not generate.asked
     generate.loaded.config.data.max_caption_tokens = 20
     assert generate(*said, "--caption-scale=2") == 0
