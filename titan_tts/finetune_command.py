@@ -40,8 +40,8 @@ _VALIDATIONS, _BETWEEN = 3, (40, 500)
 """Validations of a training, and the fewest and most steps from one to the next"""
 
 _SAMPLES, _STEPS_PER_SAMPLE = (4, 32), 32
-"""Held-out samples that a validation measures, and as many training ones, one for so many steps: all validations take a
-tenth of the training's time"""
+"""Held-out samples that a validation measures, and as many training ones, one for so many steps: all validations take at
+most a tenth of the training's time"""
 
 _RATES = {"full": 0.1, "lora": 0.3}
 """Method -> fraction of the base's learning rate"""
@@ -241,6 +241,7 @@ def _fraction_held_out(options: Options) -> float:
     from titan_tts.prepare.settings import Options as Preparing
     from titan_tts.records.columns import drawn
     from titan_tts.records.utterance import Utterance
+    from torchtitan.models.dit_tts.data.heldout import split_of
 
     nobody = "\0"  # no list has that name
     preparing = Preparing(options.recordings, "", speaker=options.speaker or nobody)
@@ -253,8 +254,11 @@ def _fraction_held_out(options: Options) -> float:
     items = [item for item in listed if is_wanted(item, options.where)]
     if len(items) < 2 or any(item.split == "heldout" for item in items):
         return 0.0
-    draws = sorted(drawn(item.id, preparing.seed) for item in items)
-    count = max(1, len(items) // 10, min(5, len(items) // 3))
+    free = [item for item in items if split_of(item.labels.get("split")) is None]
+    one_split = f"{options.recordings}: its column split names train alone"
+    require(len(free) > 1, f"{one_split}; name some rows heldout, or leave the column out")
+    draws = sorted(drawn(item.id, preparing.seed) for item in free)
+    count = max(1, len(free) // 10, min(5, len(free) // 3))
     return (draws[count - 1] + draws[count]) / 2
 
 

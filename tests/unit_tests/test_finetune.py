@@ -133,6 +133,7 @@ def test_how_many_recordings_are_held_out(finetune, tmp_path, wanted, held):
         row | {"audio": f"{key}.wav", "key": key, "quality": "low" if number < 30 else "high"}
         for number, key in enumerate(keys)
     ]
+    rows += [row | {"audio": f"{n}.wav", "split": "train", "quality": "high"} for n in range(50)]
     (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "out/data").symlink_to(tmp_path / "data")
     finetune.recordings = "list.jsonl"
@@ -147,7 +148,9 @@ def test_how_many_recordings_are_held_out(finetune, tmp_path, wanted, held):
     assert sum(int.from_bytes(each[:8], "little") < fraction * 2**64 for each in digests) == held
 
 
-def test_a_list_without_speakers_is_refused_in_a_sentence(finetune, tmp_path, capsys):
+def test_a_list_without_speakers_or_held_out_rows_is_refused_in_a_sentence(
+    finetune, tmp_path, capsys
+):
     rows = [{"text": "one", "audio": f"{number}.wav", "speaker": "ann"} for number in range(4)]
     (tmp_path / "out/data").symlink_to(tmp_path / "data")
     finetune.recordings = "list.jsonl"
@@ -157,4 +160,8 @@ def test_a_list_without_speakers_is_refused_in_a_sentence(finetune, tmp_path, ca
     assert main(["finetune", "base", "list.jsonl", "out"]) == 2
     [line] = capsys.readouterr().err.strip().splitlines()
     assert line.endswith("list.jsonl: has no speakers; name the voice by --speaker NAME")
+    split = [json.dumps(row | {"split": "train"}) for row in rows]
+    (tmp_path / "split.jsonl").write_text("\n".join(split))
+    assert main(["finetune", "base", "split.jsonl", "out", "--speaker=bob"]) == 2
+    assert "split names train alone; name some rows heldout" in capsys.readouterr().err
     assert "--speaker" in finetune(SECONDS, 1.0, "--speaker=bob")["prepare"]
