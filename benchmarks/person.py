@@ -115,7 +115,7 @@ def main(args: list[str]) -> int:
             runs.append(f"{out / 'run'}@best")
     asked = [
         "--test",
-        str(listed),
+        str(options.out / f"{options.minutes[0]:g}-minutes-seed-{options.seeds[0]}/data/heldout"),
         "--recognizer",
         options.recognizer,
         "--speaker-scorer",
