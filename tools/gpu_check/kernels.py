@@ -85,10 +85,10 @@ def block(flavor: str, mode: str, settings: Settings, turn: Turn) -> Values:
             # and lie in memory that the next replay of a CUDA graph writes to.
             torch.autograd.grad(out, differentiated, out.detach())
 
-        for _ in range(4):
+        for _ in range(1 if settings.tiny else 4):
             both()
         turn()
-        found = profiled(both, device)
+        found = profiled(both, device, repeats=1 if settings.tiny else 5)
     return {"tflops": 3e-9 * samples * (one - none) / found["ms_of_kernels"], **found}
 
 
