@@ -77,11 +77,7 @@ def test_a_shard_that_is_none_counts_for_all_its_samples(tmp_path):
 def test_a_bucket_without_a_valid_sample_is_an_error(tmp_path):
     folder = make_shards(tmp_path, 12, channels=CHANNELS, shards=1, frames=lambda _: 20)
     loader = build(folder, on_error="skip", max_corrupt_fraction=1.0)
-    flip_bits(folder / "000000.tar", range(0, 33, 3))
-    [(inputs, _)] = take(loader, 1)  # one is left, which takes the place of all
-    assert set(inputs["sample_id"]) == {loader.dataset.sample_id(11)}
-    flip_bits(folder / "000000.tar", [33])
-    loader = build(folder, on_error="skip", max_corrupt_fraction=1.0)
+    flip_bits(folder / "000000.tar", range(0, 36, 3))
     with pytest.raises(InputError, match="100 samples in a row are corrupt in the bucket of 24 fr"):
         take(loader, 1)
     loader.close()

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -60,6 +61,7 @@ def test_letters_and_speakers_have_rates_of_their_own(fit):
     assert fit.weights[ord("z")] == 0
     assert fit.estimate("a\ud800", None) > 0  # asked of a reference before anything is checked
     assert fit.frames("", "fast") >= 1 and fit.frames("zzz", "fast") == fit.frames("", "fast")
+    assert replace(fit, weights=-fit.weights).frames("abc", "fast") == 1
 
 
 class Samples:
