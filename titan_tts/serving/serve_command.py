@@ -113,7 +113,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def server(app: Any, body_limit: int) -> "uvicorn.Server":
+def server(app: Any, body_limit: int = 2**20) -> "uvicorn.Server":
     """The web server of an application. `body_limit`: most bytes of a WebSocket's message."""
     import uvicorn
 
