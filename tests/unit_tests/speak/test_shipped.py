@@ -15,7 +15,7 @@ from titan_tts.speak.sampling_options import SamplingOptions, load_synthesizer
 from titan_tts.speak.utterance import Utterance, Voice
 from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.config import shipped
-from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.config.manager import load_config, load_run_config
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:torch.distributed")]
 
@@ -117,3 +117,12 @@ def test_all_commands_find_the_folder(voices, tmp_path, monkeypatch, capsys):
     find_folder.cache_clear()
     assert main(["generate", "--text=one"]) == 2
     assert "no model 'titan_tts:base'; it has: none" in capsys.readouterr().err
+
+
+def test_the_base_speaks_in_few_steps():
+    """As was measured; a run that starts from it keeps the 32 of its own figures."""
+    folder = Path(shipped.shipped_path(shipped.BASE))
+    own = load_run_config(folder).sampling
+    assert (own.steps, own.schedule, own.sway) == (8, "sway", -0.5)
+    tuned = load_config(["--job.config_file", str(folder / "fine_tune.toml")]).sampling
+    assert (tuned.steps, tuned.schedule) == (32, "linear")
