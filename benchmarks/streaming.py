@@ -29,7 +29,12 @@ from torchtitan.models.dit_tts.speech.scoring.word_errors import count_errors
 MEASURES = ("word errors", "DNSMOS", "energy, dB", "F0, semitones", "bend, dB")
 TEXTS, SEEDS = 40, 2
 # The last costs what a student of four steps does.
-SETTINGS = {"32 steps": {}, "8 steps": {"steps": 8}, "4 passes": {"steps": 4, "text_scale": 0.0}}
+_LINEAR = {"schedule": "linear"}
+SETTINGS = {
+    "32 steps": _LINEAR | {"steps": 32},
+    "8 steps": _LINEAR | {"steps": 8},
+    "4 passes": _LINEAR | {"steps": 4, "text_scale": 0.0},
+}
 
 
 def at_joints(wave: np.ndarray, rate: int, places: list[int]) -> np.ndarray:
