@@ -3,7 +3,7 @@
 import json
 import math
 import pickle
-from argparse import Namespace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -152,7 +152,7 @@ def test_corrupt_checkpoints(file, tmp_path, change, sentence):
 
 def test_no_file_is_taken_for_weights_and_none_is_executed(tmp_path):
     path = tmp_path / "weights.pth"
-    torch.save({"state_dict": {}, "metadata": Namespace()}, path)
+    torch.save({"state_dict": {}, "metadata": Fraction(1, 2)}, path)
     refused(lambda: build_codec(str(path)), "could run code")
     for other in (path, tmp_path / "weights.safetensors"):
         other.write_bytes(pickle.dumps([1, 2]))
