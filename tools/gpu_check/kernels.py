@@ -1,4 +1,4 @@
-"""What the kernels of a decoder block reach, by the time that the device is busy with them.
+"""Throughput of the kernels of a decoder block, by the time that the device is busy with them.
 
 - A block forward and backward at the longest bucket, in each mode. Nothing is padded or dropped; FLOPs are the exact ones
   of `model/flops.py`, without recomputation.
@@ -45,7 +45,7 @@ def block_inputs(
     masked: bool = True,
     dtype: torch.dtype = torch.bfloat16,
 ) -> tuple[Any, ...]:
-    """What the model gives to each of its blocks for a batch of full length, in the precision of autocast; `masked`
+    """Inputs of each block for a batch of full length, in the precision of autocast; `masked`
     attention, although no key is hidden."""
     args, (samples, frames, text, patches) = model.args, shape
 

@@ -200,7 +200,7 @@ def test_an_error_in_a_thread_reaches_the_consumer_and_skips_nothing(folder, wor
 
 
 def test_captions_are_bytes_and_too_long_ones_are_cut(folder):
-    """Of 12 places; "très" has two bytes for its è."""
+    """The batch has 12 places; "très" has two bytes for its è."""
     loader, seen = build(folder, max_caption_tokens=12), set()
     where = {loader.dataset.sample_id(i): i for i in range(len(loader.dataset))}
     for batch, labels in take(loader, 6):

@@ -108,7 +108,7 @@ def test_python_tars_with_long_names_interleaved_and_extra_members(
 
 @pytest.mark.parametrize("tar_format", ["ustar", "gnu", "posix", "v7"])
 def test_tars_of_gnu_tar(tmp_path, samples, tar_format):
-    """Of any version of npy, some named in capitals."""
+    """The arrays have any version of npy, and some members are named in capitals."""
     (tmp_path / "source").mkdir()
     for number, sample in enumerate(samples):
         buffer = io.BytesIO()

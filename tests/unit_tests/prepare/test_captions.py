@@ -44,7 +44,7 @@ def test_what_is_said(figures, said):
 
 
 def test_differences_that_nobody_hears_are_not_said():
-    """Of a semitone less in a collection of one voice, of a tenth in its speed, of 2 dB in its level."""
+    """Differences below a semitone, a tenth of the speed and 2 dB of level are not mentioned."""
     near = [
         {"pitch": 100.0 + n, "chars_per_second": 12 + n / 9, "loudness": -n / 3} for n in range(6)
     ]

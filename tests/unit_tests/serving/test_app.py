@@ -165,7 +165,7 @@ def test_long_texts_are_streamed_in_pieces(server, synthesizer, monkeypatch):
 
 
 def blocks_of(synthesizer, monkeypatch):
-    """Of each batch the frames that each of its utterances ends at, 0 if it is whole."""
+    """The last frame of each utterance in each batch, 0 if it is whole."""
     batches, speak = [], synthesizer.speak
     record = lambda given: batches.append([each.until for each in given])  # noqa: E731
     monkeypatch.setattr(synthesizer, "speak", lambda given, *a: record(given) or speak(given, *a))
@@ -203,7 +203,7 @@ def test_a_stream_begins_before_its_first_sentence_is_complete(server, synthesiz
 
 
 async def conversation(url, *messages, **headers):
-    """Of each message what the socket answers: events, and the samples between them."""
+    """The answers of the socket to each message: events, and the samples between them."""
     address = f"{url}/v1/audio/speech/stream"
     async with (
         aiohttp.ClientSession() as session,
