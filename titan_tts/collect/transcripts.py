@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from titan_tts.collect.settings import Settings
-from torchtitan.models.dit_tts.errors import require
-from torchtitan.models.dit_tts.speech.scoring.interface import Recognizer, Sound
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 from torchtitan.models.dit_tts.speech.scoring.plugins import open_recognizer
+from torchtitan.models.dit_tts.speech.scoring.scores import hear
 from torchtitan.models.dit_tts.speech.scoring.word_errors import (
     count_errors,
     guess_language,
@@ -45,9 +45,12 @@ class Transcriber:
         found = []
         for start in range(0, len(sounds), _BATCH):
             some = sounds[start : start + _BATCH]
-            clean = self._hear(self.clean, some)
-            verbatim = self._hear(self.verbatim, some) if self.verbatim else [(None,)] * len(some)
+            clean = hear(self.clean, some, self.language)
+            verbatim = [(None,)] * len(some)
+            if self.verbatim:
+                verbatim = hear(self.verbatim, some, self.language)
             for (text, detected, *told), (other, *_) in zip(clean, verbatim, strict=True):
+                text, other = text.strip(), other and other.strip()
                 language = detected or self.language
                 found.append(
                     Transcript(
@@ -59,19 +62,6 @@ class Transcriber:
                     )
                 )
         return found
-
-    def _hear(self, recognizer: Recognizer, sounds: Sequence[Sound]) -> list[tuple]:
-        """[(text, language or "" where the recognizer does not tell it, and maybe its confidence)]"""
-        if in_batches := getattr(recognizer, "transcribe_batch", None):
-            heard = in_batches(list(sounds), self.language)
-        else:
-            heard = [(recognizer.transcribe(each, self.language), "") for each in sounds]
-        require(
-            len(heard) == len(sounds),
-            f"the recognizer '{recognizer.name}' returned {len(heard)} texts for {len(sounds)} segments, so that it "
-            "is not known whose they are; its transcribe_batch must return one for each",
-        )
-        return [(text.strip(), *told) for text, *told in heard]
 
 
 def _repeats(text: str) -> bool:

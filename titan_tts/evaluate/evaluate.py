@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
 from torchtitan.tools.utils import device_type
@@ -23,7 +24,14 @@ from torchtitan.models.dit_tts.speech.codec import Codec, build_codec
 from torchtitan.models.dit_tts.speech.codec.record import check_codec
 from torchtitan.models.dit_tts.speech.sampling.sound_files import write_sound
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
-from torchtitan.models.dit_tts.speech.scoring.scores import Scorers, UtteranceScore, score
+from torchtitan.models.dit_tts.speech.scoring.scores import (
+    Scorers,
+    UtteranceScore,
+    hear,
+    score,
+)
+
+_HEARD_AT_ONCE = 8  # sounds, by a recognizer that can
 
 
 @dataclass
@@ -124,15 +132,29 @@ class Evaluation:
 
     def _score(self, sounds: Iterable[tuple[int, Sound]], label: str) -> list[UtteranceScore]:
         """Scores of (index of its prompt, sound) in any order, in the order of the prompts."""
-        prompts = self.tests.prompts
-        scores: dict[int, UtteranceScore] = {}
-        for index, sound in tqdm(sounds, label, len(prompts), unit="utterance", mininterval=1.0):
-            prompt = prompts[index]
-            reference = None
-            if self.scorers.speaker is not None and prompt.load_reference is not None:
-                reference = prompt.load_reference()
-            scores[index] = score(sound, prompt.text, self.scorers, reference, prompt.language)
+        prompts, scores, left = self.tests.prompts, dict[int, UtteranceScore](), iter(sounds)
+        with tqdm(desc=label, total=len(prompts), unit="utterance", mininterval=1.0) as progress:
+            while some := list(islice(left, _HEARD_AT_ONCE)):
+                words = self._hear(some)
+                for index, sound in some:
+                    prompt, reference = prompts[index], None
+                    if self.scorers.speaker is not None and prompt.load_reference is not None:
+                        reference = prompt.load_reference()
+                    said = prompt.text, self.scorers, reference, prompt.language
+                    scores[index] = score(sound, *said, words.get(index))
+                    progress.update()
         return [scores[index] for index in range(len(prompts))]
+
+    def _hear(self, sounds: Sequence[tuple[int, Sound]]) -> dict[int, str]:
+        """Words in each of (index of its prompt, sound), language by language; of none without a recognizer."""
+        words: dict[int, str] = {}
+        if self.scorers.recognizer is None:
+            return words
+        for language in {self.tests.prompts[index].language for index, _ in sounds}:
+            these = {i: each for i, each in sounds if self.tests.prompts[i].language == language}
+            found = hear(self.scorers.recognizer, list(these.values()), language)
+            words |= {index: text for index, (text, *_) in zip(these, found, strict=True)}
+        return words
 
 
 def output_folder(options: Options, checkpoints: list[Checkpoint]) -> Path:

@@ -51,7 +51,7 @@ def test_one_recognizer_agrees_with_nothing_and_tells_how_sure_it_is(monkeypatch
     assert [each.confidence for each in found] == [0.9, 0.0, None]
     assert [each.language for each in found] == ["de", "", "en"] and made.transcribe([]) == []
     lost = transcriber(monkeypatch, lambda sounds, language: [("a", "en")])
-    refused(lambda: lost.transcribe(sounds(1, 2)), "'a' returned 1 texts for 2 segments")
+    refused(lambda: lost.transcribe(sounds(1, 2)), "'a' returned 1 texts for 2 sounds")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 import soundfile
 
-from tests.helpers.duration_recognizer import OFFSET_SPEC, SPEAKER_SPEC, SPEC
+from tests.helpers.duration_recognizer import (
+    OFFSET_SPEC,
+    SPEAKER_SPEC,
+    SPEC,
+    DurationRecognizer,
+)
 from tests.helpers.evaluated_run import (
     RATE,
     UTTERANCES,
@@ -53,6 +58,32 @@ def test_perfect_transcripts_of_punctuation_and_numbers_have_no_errors(tree, cap
     wavs = sorted(Path("out/wavs").rglob("*.wav"))
     assert len(wavs) == 2 * 5 and {path.parent.name for path in wavs} == {"seed-0", "seed-1"}
     assert soundfile.info(wavs[0]).samplerate == RATE
+
+
+def test_a_recognizer_that_can_hears_several_sounds_of_a_language_at_once(tree, monkeypatch):
+    """Each text is its sound's; systems speak in another order than the prompts."""
+    heard = []
+
+    def batch(recognizer, sounds, language):
+        heard.append((len(sounds), language))
+        return [(recognizer.transcribe(sound), language) for sound in sounds]
+
+    wavs = sorted(tree.rglob("*.wav"))
+    rows = [
+        {"text": text, "speaker": "a", "audio": str(wav), "language": language}
+        for wav, (_, text, _), language in zip(wavs, UTTERANCES, ("en", "de", "en", "en", "de"))
+    ]
+    Path("list.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    arguments = ["--test=list.jsonl", "--recognizer", SPEC, "--seeds=1"]
+    monkeypatch.setattr(evaluate_module, "_HEARD_AT_ONCE", 3)
+    assert evaluate("run", *arguments, "--out=alone") == 0
+    monkeypatch.setattr(DurationRecognizer, "transcribe_batch", batch, raising=False)
+    assert evaluate("run", *arguments, "--out=out") == 0
+    alone, found = (json.loads(Path(f, "evaluation.json").read_text()) for f in ("alone", "out"))
+    assert found["utterances"] == alone["utterances"]
+    forwards, backwards = {(2, "en"), (1, "de")}, {(1, "en"), (1, "de"), (2, "en")}
+    assert {*heard[:2]} == forwards and sum(n for n, _ in heard) == 3 * len(rows)
+    assert len(heard) == 3 * 4 and {*heard} == forwards | backwards
 
 
 def test_a_scorer_that_puts_a_system_above_the_recordings_says_nothing(tree, capsys):

@@ -162,6 +162,10 @@ def test_faster_whisper(tmp_path):
     assert recognizer.name == "faster-whisper tiny"
     once = recognizer.transcribe(Sound(noise(3, 1), RATE), "")
     assert recognizer.transcribe(Sound(noise(2), RATE), "en") != once != ""
+    several = [Sound(noise(3, seed), RATE) for seed in (1, 0, 2, 3, 1)]
+    together = [text for text, *_ in recognizer.transcribe_batch(several, "en")]
+    assert together == [recognizer.transcribe(each, "en") for each in several]
+    assert together[0] == together[4] == once and len({*together}) > 1
     assert recognizer.transcribe(Sound(torch.zeros(0), RATE)) == ""
     refused(lambda: recognizer.check_texts(["你好"]), "trained on English alone")
     refused(lambda: open_recognizer(f"faster-whisper:{tmp_path}"), "give a folder")

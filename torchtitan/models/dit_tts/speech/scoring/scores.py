@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from torchtitan.models.dit_tts.added_tokens import NO_TOKENS, AddedTokens
+from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.speech.scoring.interface import (
     OpinionPredictor,
     Recognizer,
@@ -48,13 +49,35 @@ class UtteranceScore:
     """in semitones, see `PitchTracker`"""
 
 
+def hear(recognizer: Recognizer, sounds: Sequence[Sound], language: str = "") -> list[tuple]:
+    """[(words, language or "" where the recognizer does not tell it, and maybe its confidence)] of each sound, all at
+    once if the recognizer can. Raises InputError: it returned another number of texts."""
+    if in_batches := getattr(recognizer, "transcribe_batch", None):
+        heard = in_batches(list(sounds), language)
+    else:
+        heard = [(recognizer.transcribe(each, language), "") for each in sounds]
+    require(
+        len(heard) == len(sounds),
+        f"the recognizer '{recognizer.name}' returned {len(heard)} texts for {len(sounds)} sounds, so that it "
+        "is not known whose they are; its transcribe_batch must return one for each",
+    )
+    return heard
+
+
 def score(
-    sound: Sound, text: str, scorers: Scorers, reference: Sound | None = None, language: str = ""
+    sound: Sound,
+    text: str,
+    scorers: Scorers,
+    reference: Sound | None = None,
+    language: str = "",
+    heard: str | None = None,
 ) -> UtteranceScore:
-    """Scores of a sound that should say a text in the voice of a reference, in a language, if known."""
-    heard = errors = similarity = opinion = None
+    """Scores of a sound that should say a text in the voice of a reference, in a language, if known. `heard`: what the
+    recognizer heard in it, if that is known."""
+    errors = similarity = opinion = None
     if scorers.recognizer is not None:
-        heard = scorers.recognizer.transcribe(sound, language)
+        if heard is None:
+            heard = scorers.recognizer.transcribe(sound, language)
         spelling = getattr(scorers.recognizer, "spelling", None)
         errors = count_errors(scorers.added.without(text), heard, language, spelling)
     if scorers.speaker is not None and reference is not None:
