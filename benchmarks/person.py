@@ -12,7 +12,6 @@ second start goes on where the first one ended.
 
 import argparse
 import gzip
-import json
 import re
 import sys
 from pathlib import Path
@@ -24,11 +23,10 @@ import soundfile
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import write_report  # noqa: E402
+from benchmarks.common import write_list, write_report  # noqa: E402
 from titan_tts.cli import main as titan_tts  # noqa: E402
 from torchtitan.models.dit_tts.bounded import read_json  # noqa: E402
 from torchtitan.models.dit_tts.errors import report_input_errors, require  # noqa: E402
-from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
 from torchtitan.models.dit_tts.speech.audio import decode  # noqa: E402
 
 SOUNDS = Path("/usr/share/asterisk/sounds/en_US_f_Allison")
@@ -100,11 +98,7 @@ def main(args: list[str]) -> int:
         prompts(), options.minutes, options.heldout, options.out / "reference.wav"
     ).items():
         listed = options.out / f"{minutes:g}-minutes.jsonl"
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        if (
-            not listed.is_file() or listed.read_text() != lines
-        ):  # a list that is newer is another source
-            write_atomic(listed, lines)
+        write_list(listed, rows)
         for seed in options.seeds:
             out = options.out / f"{minutes:g}-minutes-seed-{seed}"
             seeds = ["--debug.seed", str(seed), "--data.seed", str(seed)]

@@ -75,7 +75,7 @@ class Options:
     """Held-out shards of the base, by which what is forgotten is measured."""
 
     language: str = ""
-    """Language code of the texts, such as en."""
+    """Language code of the texts, such as en. A base that reads phones of another language learns this one."""
 
     speaker: str = ""
     """Name of the speaker, if the recordings have none."""
@@ -148,8 +148,9 @@ def _finetune(options: Options) -> None:
         base = exported
     if not options.codec:
         refuse_function_as_codec(_config_of(base).sampling.codec, str(base), "--codec")
-    data = _prepared(options, base)
-    _train(options, base, data)
+    encoder = _encoder(options, _config_of(base))
+    data = _prepared(options, base, encoder)
+    _train(options, base, data, encoder)
     speak = ["titan-tts", "generate", str(out / "run"), "--step", "best", *_codec(options)]
     for voice in (*_voice(data, out / "run"), ("--reference", "VOICE.wav")):
         show(f"speak:   {shlex.join([*speak, *voice, '--text', '...'])}")
@@ -211,7 +212,25 @@ class _Ended(Exception):
     """A command has ended with this exit status."""
 
 
-def _prepared(options: Options, base: Path) -> Path:
+def _encoder(options: Options, config: "JobConfig") -> dict[str, str]:
+    """The keys of [encoder] by which the texts are read: the base's, or those of --language."""
+    from torchtitan.models.dit_tts.text.normalize import LANGUAGES
+    from torchtitan.models.dit_tts.text.phones import Phonemizer
+    from torchtitan.models.dit_tts.text.vocabulary import language_of
+
+    model, normalize = config.encoder.model, config.encoder.normalize
+    code, of_base = options.language.lower().replace("_", "-"), language_of(model)
+    if code and of_base and code.split("-")[0] != of_base.split("-")[0]:
+        Phonemizer(code)  # or an error that lists all languages
+        show(f"the base reads {model}; texts in {options.language} are read as phones:{code}")
+        new = f"--language = {options.language!r}, which {options.base} does not read"
+        require(options.method == "full", f"{new}, nor an adapter learns; give --method full")
+        require(not options.keep, f"{new}, as data of --keep are in its own; leave --keep out")
+        model, normalize = f"phones:{code}", code if normalize and code in LANGUAGES else ""
+    return {"encoder.model": model, "encoder.normalize": normalize}
+
+
+def _prepared(options: Options, base: Path, encoder: dict[str, str]) -> Path:
     """The folder of train/ and heldout/."""
     from torchtitan.models.dit_tts.config.exported import read_exported
 
@@ -228,7 +247,7 @@ def _prepared(options: Options, base: Path) -> Path:
         if value := getattr(options, name):
             arguments += [f"--{name}", value]
     if not config.encoder.added_tokens:  # `prepare` does not know these; training checks the rest
-        arguments += ["--encoder", config.encoder.model]
+        arguments += ["--encoder", encoder["encoder.model"]]
     fraction = options.heldout_fraction or _fraction_held_out(options)
     _titan_tts("prepare", *arguments, "--heldout-fraction", f"{fraction:.9g}")
     return data
@@ -268,7 +287,7 @@ def _config_of(base: Path) -> "JobConfig":
     return load_run_config(base)
 
 
-def _train(options: Options, base: Path, data: Path) -> None:
+def _train(options: Options, base: Path, data: Path, encoder: dict[str, str]) -> None:
     from titan_tts.prepare.work_folder import RECORD_NAME, read_record
     from torchtitan.models.dit_tts.config.exported import FINE_TUNE
 
@@ -298,7 +317,7 @@ def _train(options: Options, base: Path, data: Path) -> None:
         "checkpoint.initial_load_path": base,
         "job.dump_folder": out,
         "job.experiment": "run",
-        "encoder.model": config.encoder.model,
+        **encoder,
         "sampling.codec": options.codec or config.sampling.codec,
         "lora.rank": 0 if options.method == "full" else _RANK,
         "optimizer.lr": _RATES[options.method] * of_base["optimizer"]["lr"],
@@ -336,7 +355,7 @@ def _compare(options: Options, base: Path, data: Path) -> None:
     if not options.recognizer:
         show("not compared: give --recognizer (docs/evaluate.md), and run the same command again")
         return
-    out = Path(options.out)
+    out, reads = Path(options.out), _config_of(base).encoder.model
     systems = [str(base), f"{out / 'run'}@best"]
     tests = {"evaluation": data / "heldout"}
     if options.keep_test:
@@ -345,6 +364,8 @@ def _compare(options: Options, base: Path, data: Path) -> None:
         arguments = ["--test", str(test), "--out", str(out / name), *_codec(options)]
         arguments += ["--recognizer", options.recognizer, "--speaker-scorer", _SPEAKER_SCORER]
         arguments += ["--max-utterances", str(options.max_utterances)]
+        if name == "forgotten" and reads != _config_of(out / "run").encoder.model:
+            arguments += ["--encoder", reads]  # its texts are in the base's language
         if name == "evaluation" and data == out / "data":  # made here, of these
             arguments += ["--recordings", options.recordings]
         _titan_tts("evaluate", *systems, *arguments)

@@ -90,6 +90,15 @@ def joe(text: str, slower: float) -> tuple[np.ndarray, int]:
     return session.run(None, inputs)[0].reshape(-1), 22_050
 
 
+def write_flac(path: Path, samples: np.ndarray, rate: int) -> None:
+    """Writes mono samples (n,) at RATE with a peak of 0.7, all of them or no file."""
+    part = path.with_suffix(".part")
+    samples = resample(samples, rate, RATE)
+    peak = float(np.abs(samples).max())
+    soundfile.write(part, samples * (0.7 / max(peak, 1e-4)), RATE, format="FLAC")
+    part.replace(path)
+
+
 def speak(said: Row, out: Path) -> Row:
     """Writes the FLAC file of a row of the list unless it is there. Returns the row with it."""
     [voice] = [each for each in (*VOICES, NEW_VOICE) if each.name == said["speaker"]]
@@ -101,10 +110,7 @@ def speak(said: Row, out: Path) -> Row:
             options = ["-voice", voice.synthesizer, "--setf", f"duration_stretch={voice.warp}"]
             subprocess.run(["flite", *options, "-t", said["text"], "-o", part], check=True)
             samples, rate = soundfile.read(part, dtype="float32")
-        samples = resample(samples, round(rate * voice.warp), RATE)
-        peak = float(np.abs(samples).max())
-        soundfile.write(part, samples * (0.7 / max(peak, 1e-4)), RATE, format="FLAC")
-        part.replace(out / audio)
+        write_flac(out / audio, samples, round(rate * voice.warp))
     return said | {"audio": audio, "seconds": round(soundfile.info(out / audio).duration, 3)}
 
 

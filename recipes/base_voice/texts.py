@@ -95,8 +95,9 @@ def made_sentences(n: int, seed: int) -> list[str]:
     return made
 
 
-def _fortunes() -> Iterator[str]:
-    for path in sorted(FORTUNES.glob("*.u8")):
+def fortunes(folder: Path) -> Iterator[str]:
+    """What stands between the ends of sentences in a folder of the package `fortunes`, or of another language's."""
+    for path in sorted(folder.glob("*.u8")):
         for fortune in path.read_text("utf-8", errors="replace").split("\n%\n"):
             body = re.split(r"\n\s*--", fortune)[0]
             yield from re.split(r"(?<=[.!?])\s+", " ".join(body.split()))
@@ -121,7 +122,7 @@ def corpus_texts(seed: int, longest_words: int = 18) -> tuple[list[str], list[st
     for folder, package in ((FORTUNES, "fortunes"), (WORDNET, "wordnet-base")):
         require(folder.is_dir(), f"{folder} is missing; install it (apt-get install {package})")
     found: dict[str, str] = {}
-    plain = filter(_PLAIN.fullmatch, (*_fortunes(), *_wordnet_examples()))
+    plain = filter(_PLAIN.fullmatch, (*fortunes(FORTUNES), *_wordnet_examples()))
     for sentence in (*plain, *made_sentences(MADE, seed)):
         words = words_of(sentence)
         if len(words) <= longest_words and max(map(len, words)) <= 16:

@@ -47,7 +47,7 @@ def finetune(tmp_path, monkeypatch):
         assert main(["finetune", "base", call.recordings, "out", *more]) == 0
         return commands
 
-    call.recordings = "data"
+    call.recordings, call.encoder = "data", config.encoder
     return call
 
 
@@ -122,6 +122,40 @@ def test_steps_follow_the_minutes_and_the_rate_the_method(
     assert keys["--checkpoint.initial_load_path"] == "out/base"
     freq, samples = validations
     assert (keys["--validation.freq"], keys["--validation.samples"]) == (str(freq), str(samples))
+
+
+def test_a_base_of_phones_learns_another_language(finetune, tmp_path, capsys):
+    """Read as its phones, without a grammar of numbers where there is none."""
+    row = {"text": "one", "speaker": "ann"}
+    rows = [json.dumps(row | {"audio": f"{number}.wav"}) for number in range(4)]
+    (tmp_path / "list.jsonl").write_text("\n".join(rows))
+    (tmp_path / "out/data").symlink_to(tmp_path / "data")
+    finetune.recordings = "list.jsonl"
+    finetune.encoder.model, finetune.encoder.normalize = "phones:en-us", "en"
+    for language, *reads in (
+        ("es", "phones:es", ""),
+        ("ja", "phones:ja", "ja"),
+        ("fr_FR", "phones:fr-fr", ""),
+        ("en-GB", "phones:en-us", "en"),
+        ("", "phones:en-us", "en"),
+    ):
+        commands = finetune(SECONDS, 1.0, f"--language={language}")
+        assert commands["prepare"][commands["prepare"].index("--encoder") + 1] == reads[0]
+        train = commands["train"]
+        keys = dict(zip(train[2::2], train[3::2], strict=True))
+        assert [keys["--encoder.model"], keys["--encoder.normalize"]] == reads
+    capsys.readouterr()
+    kept = f"--keep={tmp_path / 'data/train'}"
+    for given, words in (
+        (["--language=qq"], "espeak-ng has no language 'qq'"),
+        (["--language=es", "--method=lora"], "'es', which base does not read, nor an adapter"),
+        (["--language=es", kept], "as data of --keep are in its own; leave --keep out"),
+    ):
+        (tmp_path / "out/finetune.json").unlink()
+        assert main(["finetune", "base", "list.jsonl", "out", *given]) == 2
+        assert words in capsys.readouterr().err
+    finetune.encoder.model = "chars"  # of no language
+    assert "chars" in finetune(SECONDS, 1.0, "--language=es")["train"]
 
 
 @pytest.mark.parametrize("wanted, held", [(12, 4), (20, 5), (70, 7)])

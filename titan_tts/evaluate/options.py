@@ -32,7 +32,7 @@ class Options(SamplingOptions):
     """A prepared folder, a corpus of any format of prepare, or a test list (docs/evaluate.md)."""
 
     recognizer: str = ""
-    """Recognizer of the speech: whisper-tiny.en, words:one,two,..., whisper:SIZE, faster-whisper:SIZE or
+    """Recognizer of the speech: whisper-tiny.en, whisper-base, words:one,two,..., whisper:SIZE, faster-whisper:SIZE or
     package.module:factory; the run's [samples] recognizer by default."""
 
     speaker_scorer: str = ""

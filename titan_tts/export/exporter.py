@@ -37,7 +37,7 @@ from torchtitan.models.dit_tts.text.build_tokenizer import TEXT_TOKENIZER_FILE, 
 from torchtitan.models.dit_tts.text.durations import DURATIONS_FILE
 from torchtitan.models.dit_tts.text.encoder_record import CONFIG_FILE, read_record
 from torchtitan.models.dit_tts.text.hf_encoder import weight_files
-from torchtitan.models.dit_tts.text.vocabulary import Vocabulary, to_json
+from torchtitan.models.dit_tts.text.vocabulary import Vocabulary, language_of, to_json
 
 
 def export(options: Options, out: Path) -> str:
@@ -45,6 +45,8 @@ def export(options: Options, out: Path) -> str:
     folder = Path(shipped_path(options.run))
     if exported.is_exported(folder):
         raise InputError(f"{folder} is an exported folder already; give the run folder")
+    phones = language_of(options.encoder)
+    require(not phones, f"--encoder phones:{phones} is for speaking; give it to what speaks")
     loaded = load_run(folder, options.step, options.weights, options.encoder)
     config, base = loaded.config, Path(str(loaded.config.checkpoint.initial_load_path))
     if options.adapter and (loaded.adapter is None or not exported.is_exported(base)):

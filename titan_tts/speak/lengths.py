@@ -27,6 +27,7 @@ from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.model.duration import DurationModel
 from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, predict_frames
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
+from torchtitan.models.dit_tts.text.vocabulary import language_of
 
 FIT = "fit"
 """Value of --duration other than folders"""
@@ -134,7 +135,7 @@ def open_lengths(
     Args:
         choice: FIT or a predictor's folder; empty: the predictor in the run's folder or next to it, else FIT.
         fit: returns the fit on the run's training data.
-        encoder: present path of the run's frozen text encoder; empty: the config's.
+        encoder: present path of the run's frozen text encoder, or the phones:LANGUAGE to read texts in; empty: the config's.
     """
     if choice in ("", FIT):
         opened = None if choice else find_predictor(run.folder, run.config)
@@ -142,6 +143,9 @@ def open_lengths(
         opened = open_predictor(choice)
     if opened is None:
         durations = fit()
+        if (language := language_of(encoder)) not in ("", durations.language):
+            # A letter takes about as long in any language.
+            durations = replace(durations, language=language, normalize="")
         ends_itself = not choice and run.config.objective.loss_on_padding
 
         def estimate(utterances: Sequence[Utterance]) -> list[float]:

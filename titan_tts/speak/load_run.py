@@ -103,7 +103,7 @@ def load_run(
 
     Args:
         run: what `open_run` gave, or a folder to open with `step` and `weights`.
-        encoder: present path of the frozen text encoder; empty: the config's.
+        encoder: present path of the frozen text encoder, or the phones:LANGUAGE to read texts in; empty: the config's.
         dtype: float32, bfloat16, or auto, see `multiplies_bfloat16`.
     """
     if not isinstance(run, OpenRun):
@@ -118,7 +118,7 @@ def load_run(
     if path == folder:
         _check_bounds(config, path)
     device = torch.device(device_type)
-    tokenizer = load_tokenizer(folder, config)
+    tokenizer = load_tokenizer(folder, config, encoder)
     config.encoder.vocab_size = tokenizer.vocab_size
     model = _empty_model(config, folder, device)
     weights, entry = run.find_weights()

@@ -36,7 +36,8 @@ class ModelOptions:
     that measured it), else the slowest average, else raw."""
 
     encoder: str = ""
-    """Current path of a frozen text encoder; the run's [encoder] model by default."""
+    """Current path of a frozen text encoder, or phones:LANGUAGE for texts in another language than the run reads; the
+    run's [encoder] model by default."""
 
     codec: str = ""
     """Current path of the codec; the run's [sampling] codec by default."""

@@ -72,6 +72,16 @@ def test_a_model_may_end_the_speech_itself(alone):
     assert asked(run, "fit", 2.0).generate([NOBODY, replace(NOBODY, speed=2)]) == [18, 9]
 
 
+def test_texts_in_another_language_are_read_in_it(alone):
+    """J is not said alike in both; the grammar of numbers is of the first."""
+    weights = np.zeros(257)
+    weights[list("xdʒ".encode())] = 1, 10, 100, 100
+    spanish = LinearDurationModel(weights, {}, "es", normalize="en")
+    for encoder, frames in (("", 1), ("phones:es", 1), ("phones:en-us", 210)):
+        found = open_lengths("fit", 1.0, alone, lambda: spanish, encoder)
+        assert found.frames([Utterance("j")]) == [frames]
+
+
 def test_where_speech_ends():
     """At the first of 20 silent frames, or at silence up to the end."""
     speech = torch.ones(100, CHANNELS)

@@ -119,6 +119,18 @@ def test_a_few_texts_leave_what_the_base_knows(fit, tmp_path):
             assert spread.frames("fghij", name) == pytest.approx(rate * frames_of("fghij"), rel=0.1)
 
 
+def test_another_language_begins_with_the_letters_of_the_base(fit, tmp_path):
+    """If both are phones; letters of a text are said otherwise in each language."""
+    samples = [(frames_of("abc") * 2, {"text": "abc", "speaker": "new"})] * 4
+    data = write_samples(tmp_path / "a.tar", samples)
+    for language, knows in (("en-us", True), ("", False)):
+        base = replace(fit, language=language, normalize="en" if language else "")
+        found = fit_durations(data, Encoder(model="phones:es"), base)
+        assert (found.language, found.normalize) == ("es", "")
+        assert ("fast" in found.speaker_scale) == knows
+        assert (found.weights[ord("j")] > 5) == knows
+
+
 def test_an_event_takes_its_time(tmp_path):
     """And the tokens of turns none; stored and read."""
     generator, tokens, samples = np.random.default_rng(1), ["[S1]", "(laugh)"], []

@@ -14,8 +14,10 @@ from torchtitan.models.dit_tts.config.job_config import is_pretrained
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
+from torchtitan.models.dit_tts.run.grown_vocabulary import find_grown
 from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer, load_tokenizer
 from torchtitan.models.dit_tts.text.phones import Phonemizer
+from torchtitan.models.dit_tts.text.vocabulary import Vocabulary, to_json
 from torchtitan.models.dit_tts.train_spec import get_train_spec
 
 TEXTS = ["Three, four!", "434 pebbles", "", "naïve"]
@@ -93,6 +95,38 @@ def test_a_run_refuses_what_its_phones_lose(config, tmp_path):
     config.encoder.vocab_size, config.job.dump_folder = 0, str(tmp_path / "other")
     refused(lambda: start(config), "2 of 7 texts", "'京', '都', '東'", samples[1].key, "'chars'")
     assert not (tmp_path / "other").exists()
+
+
+def test_weights_of_one_language_begin_another(config, tmp_path):
+    """What both have keeps its row, and the first one's texts can still be read; a resume is no beginning."""
+    config.encoder.normalize = "en"
+    build_tokenizer(config)
+    started, numbers = tmp_path / "run/checkpoint/step-3", Phonemizer("es")
+    started.mkdir(parents=True)
+    (started / ".metadata").write_bytes(b"")
+    config.encoder.model, config.encoder.normalize, config.encoder.vocab_size = "phones:es", "", 0
+    refused(lambda: build_tokenizer(config), "'phones:es'", "was trained with 'phones:en-us'")
+    config.checkpoint.initial_load_path = str(started)
+    config.job.dump_folder = str(tmp_path / "spanish")
+    vocabulary = build_tokenizer(config).vocabulary
+    # The grammar says "four hundred and".
+    english, spanish = {"æ", *"".join(PHONES)}, set("".join(map(numbers, TEXTS)))
+    assert set(vocabulary.characters) == english | spanish and spanish - english
+    name, rows = find_grown(config, tmp_path / "spanish")
+    before = sorted(english)
+    for row, character in enumerate(vocabulary.characters, 4):
+        assert rows[row] == (4 + before.index(character) if character in english else 3)
+    folder, again = tmp_path / "spanish", "phones:en-us"
+    for encoder, said in (
+        ("", numbers(TEXTS[1])),
+        ("phones:es", numbers(TEXTS[1])),
+        (again, PHONES[1]),
+    ):
+        assert load_tokenizer(folder, config, encoder).spoken(TEXTS[1]) == said
+    (tmp_path / "bytes").mkdir()
+    (tmp_path / "bytes/tokenizer.json").write_text(to_json(Vocabulary()))
+    config.encoder.model = "bytes"
+    refused(lambda: load_tokenizer(tmp_path / "bytes", config, again), "reads bytes, not phones")
 
 
 def test_what_is_missing_is_said(monkeypatch):

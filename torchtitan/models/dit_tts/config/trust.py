@@ -6,7 +6,13 @@ from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.factories import is_factory
 
 _SHIPPED = {
-    "samples.recognizer": ("words:", "whisper-tiny.en", "whisper:", "faster-whisper:"),
+    "samples.recognizer": (
+        "words:",
+        "whisper-tiny.en",
+        "whisper-base",
+        "whisper:",
+        "faster-whisper:",
+    ),
     "samples.speaker_scorer": ("own", "resemblyzer", "xvector:"),
     "samples.opinion": ("dnsmos",),
 }

@@ -34,6 +34,8 @@ from torchtitan.models.dit_tts.text.vocabulary import (
     language_of,
     make_vocabulary,
     missing_tokens,
+    moved,
+    read_in,
     to_json,
     unit_of,
 )
@@ -69,10 +71,14 @@ def build_tokenizer(
     if trained is not None:
         assert weights is not None
         missing = missing_tokens(trained, needed)
-        grows = weights != folder and bool(missing)
+        moves = moved(trained, needed)
+        grows = weights != folder and bool(missing or moves)
         check_covers(trained, needed, f"the run in {weights}", may_grow=grows)
         vocabulary = grown(trained, needed) if grows else trained
         if grows and rank == 0:
+            missing = missing or "no token"
+            if moves:
+                missing += f"; texts are read as {needed.model}, no longer as {trained.model}"
             logger.warning(f"new for the weights of {weights}, and to be learned: {missing}")
         # Weights of a run without positions may begin one with them ([resume] allow).
         # A few new letters have no Gaussian; where most are new, the recordings teach them.
@@ -203,8 +209,9 @@ def _read(path: Path) -> str:
         return str(read_bytes(path), "utf-8")
 
 
-def load_tokenizer(folder: Path, config: JobConfig) -> ConditionedTokenizer:
-    """The tokenizer of the trained run in `folder`, from the run's files and resolved config."""
+def load_tokenizer(folder: Path, config: JobConfig, encoder: str = "") -> ConditionedTokenizer:
+    """The tokenizer of the trained run in `folder`, from the run's files and resolved config. `encoder`: "phones:LANGUAGE" to
+    read texts in another language than the run."""
     vocabulary = load_vocabulary(folder)
     model = config.encoder.model
     wanted = [vocabulary.model if unit_of(model) == SUBWORDS else model, *config.data.conditioning]
@@ -215,6 +222,8 @@ def load_tokenizer(folder: Path, config: JobConfig) -> ConditionedTokenizer:
         )
     text = load_text_tokenizer(folder, vocabulary) if vocabulary.subwords else None
     aligner = load_aligner(folder) if config.model.text_positions == "aligned" else None
+    if language_of(encoder):
+        vocabulary = read_in(vocabulary, encoder)
     return _tokenizer_of(vocabulary, text, config, aligner)
 
 

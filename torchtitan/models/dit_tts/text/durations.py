@@ -190,7 +190,9 @@ def fit_durations(
 
     rows, targets = _shrunk(features, frames, _MAX_LENGTH)
     known, ridge, old = np.zeros(features.shape[1]), _RIDGE, dict[str, float]()
-    if base is not None and (base.language, base.added, base.normalize) == read_by:
+    same = base is not None and (base.language, base.added, base.normalize) == read_by
+    # The letters of phones take about as long in any language.
+    if base is not None and (same or (base.language and read_by[0] and base.added == read_by[1])):
         ridge, new = _BASE_TEXTS, set(names.tolist()) - base.speaker_scale.keys()
         rate = float(frames.sum() / max(1.0, (features @ base.weights).sum()))
         if "" not in new and len(new) <= len(base.speaker_scale):

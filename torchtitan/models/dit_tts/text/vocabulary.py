@@ -26,7 +26,7 @@ import numpy as np
 
 from torchtitan.models.dit_tts.bounded import parse_json
 from torchtitan.models.dit_tts.config.job_config import LEARNED_UNITS, PHONES, is_pretrained
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.text.conventions import NORMALIZERS
 
 SUBWORDS = "subwords"
@@ -190,13 +190,14 @@ def language_of(model: str) -> str:
 
 def check_covers(run: Vocabulary, data: Vocabulary, where: str, may_grow: bool = False) -> None:
     """Raises InputError unless every token of the config and its data is one of `run`'s, the vocabulary that the weights
-    of `where` were trained with. `may_grow`: tokens beyond those are allowed."""
+    of `where` were trained with. `may_grow`: tokens beyond those are allowed, and phones of another language."""
     kinds = [(each.unit, each.language, each.is_learned) for each in (data, run)]
+    moves = may_grow and moved(run, data)
     for key, wanted, had in (
         # Another name of the same tokenizer will do.
-        ("[encoder] model", run.model if kinds[0] == kinds[1] else data.model, run.model),
+        ("[encoder] model", run.model if moves or kinds[0] == kinds[1] else data.model, run.model),
         ("[encoder] convention", data.convention, run.convention),
-        ("[encoder] normalize", data.normalize, run.normalize),
+        ("[encoder] normalize", run.normalize if moves else data.normalize, run.normalize),
         ("[data] conditioning", list(data.conditioning), list(run.conditioning)),
         ("[data] duration_token_seconds", data.duration_token_seconds, run.duration_token_seconds),
     ):
@@ -209,6 +210,11 @@ def check_covers(run: Vocabulary, data: Vocabulary, where: str, may_grow: bool =
             f"[data] path or [encoder] added_tokens has {missing} that {where} was not trained with; restore its data, "
             "or start a new [job] experiment from its weights ([checkpoint] initial_load_path)"
         )
+
+
+def moved(run: Vocabulary, data: Vocabulary) -> bool:
+    """True where both have phones, of different languages, which share their letters."""
+    return run.unit == data.unit == PHONES and run.language != data.language
 
 
 def missing_tokens(run: Vocabulary, data: Vocabulary) -> str:
@@ -228,14 +234,26 @@ def missing_tokens(run: Vocabulary, data: Vocabulary) -> str:
 
 
 def grown(run: Vocabulary, data: Vocabulary) -> Vocabulary:
-    """`run` with the tokens that only `data` has. Both have the same units and conditioning fields."""
+    """`run` with the tokens that only `data` has, and its language. Both have the same units and conditioning fields."""
     fields = {
         name: had if name == "duration" else tuple(sorted({*had, *data.conditioning[name]}))
         for name, had in run.conditioning.items()
     }
     characters = "".join(sorted({*run.characters, *data.characters}))
     added = tuple(dict.fromkeys((*run.added, *data.added)))
-    return replace(run, characters=characters, conditioning=fields, added=added)
+    reads = {"language": data.language, "normalize": data.normalize}
+    return replace(run, characters=characters, conditioning=fields, added=added, **reads)
+
+
+def read_in(run: Vocabulary, model: str) -> Vocabulary:
+    """`run`, whose texts are read as the phones of `model`, "phones:LANGUAGE": it may know the letters of more languages
+    than its own. [encoder] normalize is of its own and goes."""
+    other = replace(run, language=language_of(model))
+    require(
+        bool(run.language),
+        f"--encoder = {model!r}, but this model reads {run.model}, not phones; leave it out",
+    )
+    return replace(other, normalize="") if moved(run, other) else run
 
 
 def rows_in(run: Vocabulary, new: Vocabulary) -> np.ndarray:

