@@ -46,6 +46,9 @@ most a tenth of the training's time"""
 _RATES = {"full": 0.1, "lora": 0.3}
 """Method -> fraction of the base's learning rate"""
 
+_RATE_OF_LANGUAGE = 0.5
+"""the same where the texts are in another language than the base's (docs/fine_tune.md has the trials)"""
+
 _RANK = 16
 
 _SPEAKER_SCORER = "resemblyzer"
@@ -218,7 +221,7 @@ def _encoder(options: Options, config: "JobConfig") -> dict[str, str]:
     from torchtitan.models.dit_tts.text.phones import Phonemizer
     from torchtitan.models.dit_tts.text.vocabulary import language_of
 
-    model, normalize = config.encoder.model, config.encoder.normalize
+    model, normalize = config.encoder.model, str(config.encoder.normalize)
     code, of_base = options.language.lower().replace("_", "-"), language_of(model)
     if code and of_base and code.split("-")[0] != of_base.split("-")[0]:
         Phonemizer(code)  # or an error that lists all languages
@@ -310,6 +313,8 @@ def _train(options: Options, base: Path, data: Path, encoder: dict[str, str]) ->
     if options.method == "lora" and not options.steps:  # 300 forget the other voices
         steps //= 3
     show(f"{minutes:.1f} minutes of speech to train on: {steps} steps")
+    same = encoder["encoder.model"] == config.encoder.model
+    rate = _RATES[options.method] if same else _RATE_OF_LANGUAGE
     keys = {
         "nproc": options.nproc,
         "data.path": ",".join(filter(None, (str(data / "train"), options.keep))),
@@ -320,7 +325,7 @@ def _train(options: Options, base: Path, data: Path, encoder: dict[str, str]) ->
         **encoder,
         "sampling.codec": options.codec or config.sampling.codec,
         "lora.rank": 0 if options.method == "full" else _RANK,
-        "optimizer.lr": _RATES[options.method] * of_base["optimizer"]["lr"],
+        "optimizer.lr": rate * of_base["optimizer"]["lr"],
         "optimizer.weight_decay": 0.0,  # towards 0 is away from the base
         "lr_scheduler.warmup_steps": max(1, steps // 20),
         "lr_scheduler.decay_type": "linear",

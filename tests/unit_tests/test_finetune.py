@@ -144,6 +144,8 @@ def test_a_base_of_phones_learns_another_language(finetune, tmp_path, capsys):
         train = commands["train"]
         keys = dict(zip(train[2::2], train[3::2], strict=True))
         assert [keys["--encoder.model"], keys["--encoder.normalize"]] == reads
+        is_new = reads[0] != "phones:en-us"
+        assert float(keys["--optimizer.lr"]) == (0.01 if is_new else 0.002)
     capsys.readouterr()
     kept = f"--keep={tmp_path / 'data/train'}"
     for given, words in (

@@ -241,8 +241,8 @@ def grown(run: Vocabulary, data: Vocabulary) -> Vocabulary:
     }
     characters = "".join(sorted({*run.characters, *data.characters}))
     added = tuple(dict.fromkeys((*run.added, *data.added)))
-    reads = {"language": data.language, "normalize": data.normalize}
-    return replace(run, characters=characters, conditioning=fields, added=added, **reads)
+    run = replace(run, language=data.language, normalize=data.normalize)
+    return replace(run, characters=characters, conditioning=fields, added=added)
 
 
 def read_in(run: Vocabulary, model: str) -> Vocabulary:
