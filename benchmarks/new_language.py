@@ -142,7 +142,6 @@ def main(args: list[str]) -> int:
     parser.add_argument("--minutes", nargs="+", type=float, default=[5.0, 20.0])
     parser.add_argument("--steps", type=int, default=400, help="of the fine-tunes")
     parser.add_argument("--scratch", nargs="*", type=int, default=[400, 800], help="steps likewise")
-    parser.add_argument("--rate", type=float, default=1e-3, help="of learning, beside finetune's")
     parser.add_argument("--heldout", type=int, default=40, help="sentences that no run has heard")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=ROOT / "outputs/new_language")
@@ -157,13 +156,14 @@ def main(args: list[str]) -> int:
         require(titan_tts([command, *given, *common]) == 0, f"{run} was not trained")
         runs.append(str(out / run))
 
-    tuned, rate = ["--steps", str(options.steps)], ["--optimizer.lr", str(options.rate)]
+    tuned = ["--steps", str(options.steps)]
     for minutes in options.minutes:
         listed = out / f"{minutes:g}-minutes.jsonl"
         ends = np.cumsum([row["seconds"] * (row["split"] == "train") for row in rows])
         write_list(listed, (row for row, end in zip(rows, ends) if end <= 60 * minutes))
-        given = [BASE, str(listed), str(out / listed.stem), "--language", "es", *tuned, *rate]
+        given = [BASE, str(listed), str(out / listed.stem), "--language", "es", *tuned]
         trained("finetune", given, f"{listed.stem}/run@best")
+    # At the rate for another voice, as no --language says that they are in another.
     given = [BASE, str(data), str(out / "own-rate"), *tuned, *phones]
     trained("finetune", given, "own-rate/run@best")
     for steps in options.scratch:
@@ -178,7 +178,7 @@ def main(args: list[str]) -> int:
     learned = runs[: len(options.minutes) + 1]
     test = english(out, options.heldout)
     found["english"] = evaluated(out / "english", learned, test, *heard)
-    settings = {name: getattr(options, name) for name in ("minutes", "steps", "rate", "seed")}
+    settings = {name: getattr(options, name) for name in ("minutes", "steps", "seed")}
     write_report(out / "new_language.json", settings | {"voices": VOICES} | found)
     return 0
 
