@@ -22,6 +22,7 @@ _LATE = {
     "torchtitan.components.validate": "torchtitan.hf_datasets.text_datasets",
     "torchtitan.config.job_config": "torch",
     "torchtitan.protocols.model": "torchtitan.models.attention",
+    "torchtitan.protocols.train_spec": "torch.distributed.pipelining.schedules",
     # phonemizer needs it for parallel jobs alone.
     "phonemizer.backend.base": "joblib",
     # Every model of transformers imports both, for losses and weights that no text encoder has.
@@ -44,6 +45,8 @@ class _LateName:
 
     def __ror__(self, other: Any) -> Any:
         return other  # one kind less in an annotation, which nobody evaluates
+
+    __or__ = __ror__
 
 
 def _with_getattr(module: ModuleType, get: Callable[[str], Any]) -> ModuleType:

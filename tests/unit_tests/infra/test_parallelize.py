@@ -10,7 +10,7 @@ from tests.helpers.fake_ranks import fake_process_group
 from tests.helpers.small_models import full_inputs, one_rank, random_model, small_args
 from titan_tts.plan.memory import Layout
 from torchtitan.models.dit_tts.config.manager import load_config
-from torchtitan.models.dit_tts.infra.parallelize import SAVED_OPERATIONS, parallelize_dit_tts
+from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts, saved_operations
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 
 ARGS = small_args(text_vocab_size=8, latent_channels=8)
@@ -80,4 +80,4 @@ def test_per_op_checkpointing_saves_attention_and_every_second_product(backend, 
     assert whole[name] == saved[name] > 0
     # Of a block's six products three are repeated, and of an encoder block's four two.
     assert saved["aten::mm"] == whole["aten::mm"] + 2 * 3 + 2 * 2
-    assert torch.ops.torch_attn._varlen_attn.default in SAVED_OPERATIONS
+    assert torch.ops.torch_attn._varlen_attn.default in saved_operations()

@@ -1,20 +1,25 @@
-"""Private names of torch that the product imports; a release may move or drop any of them."""
+"""Private names of torch that the product imports; a release may move or drop any of them. Those of the compiler are imported
+when they are first used, as attributes of this module: most commands compile nothing, and it takes a second."""
+
+from pkgutil import resolve_name
+from typing import Any
 
 # Read in torch 2.13 (and the same in 2.11)
-from torch._dynamo import config as dynamo_config
-from torch._dynamo.utils import counters as dynamo_counters
-from torch._functorch import config as functorch_config
-from torch._inductor import config as inductor_config
-from torch._inductor import list_mode_options
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.distributed_c10d import _get_default_store as get_default_store
 
-__all__ = [
-    "dynamo_config",
-    "dynamo_counters",
-    "functorch_config",
-    "get_default_store",
-    "inductor_config",
-    "list_mode_options",
-    "replicate",
-]
+__all__ = ["get_default_store", "replicate"]
+
+_OF_THE_COMPILER = {
+    "dynamo_config": "torch._dynamo.config",
+    "dynamo_counters": "torch._dynamo.utils:counters",
+    "functorch_config": "torch._functorch.config",
+    "inductor_config": "torch._inductor.config",
+    "list_mode_options": "torch._inductor:list_mode_options",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OF_THE_COMPILER:
+        raise AttributeError(name)
+    return resolve_name(_OF_THE_COMPILER[name])

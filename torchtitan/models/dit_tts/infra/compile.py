@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from torchtitan.models.dit_tts.config.job_config import JobConfig
-from torchtitan.models.dit_tts.infra.compat import dynamo_config, dynamo_counters, list_mode_options
+from torchtitan.models.dit_tts.infra import compat
 from torchtitan.models.dit_tts.model.encoders import ByteEncoder, SpeakerEncoder
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.text.hf_encoder import blocks_of
@@ -100,7 +100,7 @@ def compile_for_any_lengths(model: DiTTTSModel, backend: str | Callable = "induc
     lengths."""
     # One or several copies of one or several rows, each with or without padding; and each of several models
     # that are compared has its own.
-    _allow_graphs(dynamo_config.recompile_limit + 32)
+    _allow_graphs(compat.dynamo_config.recompile_limit + 32)
     _compile_blocks(model.layers, backend, "default", dynamic=True)
 
 
@@ -120,7 +120,7 @@ def _compile_blocks(
 def _options(backend: str | Callable, mode: str, inductor: Sequence[str]) -> dict[str, Any] | None:
     if backend != "inductor":
         return None
-    options = {**list_mode_options(mode), "realize_reads_threshold": _MAX_READS}
+    options = {**compat.list_mode_options(mode), "realize_reads_threshold": _MAX_READS}
     return options | dict.fromkeys(inductor, True)
 
 
@@ -148,9 +148,9 @@ def compile_frozen(encoder: PretrainedTextEncoder, config: JobConfig) -> None:
 def _allow_graphs(count: int) -> None:
     """Raises Dynamo's limits of graphs per code object; beyond them fullgraph is an error."""
     for limit in ("recompile_limit", "accumulated_recompile_limit"):
-        setattr(dynamo_config, limit, max(getattr(dynamo_config, limit), count))
+        setattr(compat.dynamo_config, limit, max(getattr(compat.dynamo_config, limit), count))
 
 
 def compiled_graphs() -> int:
     """Number of graphs that Dynamo has compiled in this process so far."""
-    return dynamo_counters["stats"]["unique_graphs"]
+    return compat.dynamo_counters["stats"]["unique_graphs"]

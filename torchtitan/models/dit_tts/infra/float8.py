@@ -11,7 +11,7 @@ from torch import nn
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.infra.compat import inductor_config
+from torchtitan.models.dit_tts.infra import compat
 from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
 from torchtitan.protocols.model_converter import ModelConverter
 from torchtitan.tools.logging import logger
@@ -43,7 +43,7 @@ class Float8Converter(ModelConverter):
         if recipe == "rowwise":
             # Otherwise Inductor keeps float32 values that eager mode rounds to bfloat16, and a row's scale
             # does not fit its values (pytorch issue 150859).
-            inductor_config.emulate_precision_casts = True
+            compat.inductor_config.emulate_precision_casts = True
         # The backward pass's inner dimension, samples · frames, need not be a multiple of 16.
         made = Float8LinearConfig.from_recipe_name(recipe)
         made = replace(made, emulate=self.options.emulate, pad_inner_dim=True)

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.attention.varlen  # registers torch_attn._varlen_attn
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
@@ -18,7 +17,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import ParallelDims
-from torchtitan.distributed.activation_checkpoint import apply_ac
 from torchtitan.models.dit_tts.config.job_config import JobConfig, Parallelism
 from torchtitan.models.dit_tts.infra.compat import replicate
 from torchtitan.models.dit_tts.infra.compile import (
@@ -34,23 +32,27 @@ from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 from torchtitan.tools.logging import logger
 from torchtitan.tools.utils import device_type
 
-# Results that per-op checkpointing saves: matmuls, of which upstream's policy saves every second one;
-# fp8 matmuls and the maxima for their scales; attention of every backend.
-SAVED_OPERATIONS: set[Any] = {
-    torch.ops.aten.mm.default,
-    torch.ops.aten._scaled_mm.default,
-    torch.ops.aten.max.default,
-    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
-    torch.ops.aten._scaled_dot_product_efficient_attention.default,
-    torch.ops.aten._scaled_dot_product_flash_attention.default,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-    torch.ops.torch_attn._varlen_attn.default,
-    torch.ops.dit_tts.attend_samples.default,
-}
-
 MIN_BUDGET_WITHOUT_MATMULS = 0.8
 """[activation_checkpoint] memory_budget from which on the compiler repeats pointwise work only, as a test
 counts in compiled blocks"""
+
+
+def saved_operations() -> set[Any]:
+    """Results that per-op checkpointing saves: matmuls, of which upstream's policy saves every second one;
+    fp8 matmuls and the maxima for their scales; attention of every backend."""
+    import torch.nn.attention.varlen  # registers torch_attn._varlen_attn, and imports the compiler
+
+    return {
+        torch.ops.aten.mm.default,
+        torch.ops.aten._scaled_mm.default,
+        torch.ops.aten.max.default,
+        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops.torch_attn._varlen_attn.default,
+        torch.ops.dit_tts.attend_samples.default,
+    }
 
 
 def blocks_by_checkpointing(config: JobConfig, n_layers: int) -> dict[str, int]:
@@ -70,12 +72,14 @@ def apply_checkpointing(
     model: nn.Module, config: JobConfig, components: Sequence[str] = ("model", "encoders")
 ) -> None:
     """Checkpoints the blocks of decoder and trained encoders in place, as upstream does with `layers`."""
+    from torchtitan.distributed.activation_checkpoint import apply_ac
+
     for layers in stacks(model, components):  # the decoder's first: upstream counts every n-th
         apply_ac(
             nn.ModuleDict({"layers": layers}),
             config.activation_checkpoint,
             model_compile_enabled=blocks_compiled(config),
-            op_sac_save_list=SAVED_OPERATIONS,
+            op_sac_save_list=saved_operations(),
             base_folder=config.job.dump_folder,
         )
 
