@@ -5,11 +5,14 @@ import copy
 import json
 import math
 from contextlib import ExitStack
-from itertools import islice
+from itertools import count, islice
 from types import SimpleNamespace
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo import register_backend
+from torch._dynamo.backends.common import aot_autograd
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import get_total_norm
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -82,12 +85,39 @@ def loss_and_gradients(model: DiTTTSModel, step: int, on_padding: bool):
     return loss.item(), [gradient.double() for gradient in gradients]
 
 
+@register_backend
+def replays(module, inputs):
+    """A backend of torch.compile: the n-th call in a pass returns the memory that it has returned in the last pass, as a CUDA
+    graph does."""
+
+    def compiler(module, inputs):
+        calls, own = count(), {}
+
+        def run(*given):
+            outputs, place = module(*given), next(calls) % ARGS.n_layers
+            if place not in own:
+                own[place] = [None if each is None else each.clone() for each in outputs]
+            for mine, each in zip(own[place], outputs, strict=True):
+                if each is not None:
+                    mine.copy_(each)
+            return [None if mine is None else mine.detach() for mine in own[place]]
+
+        return make_boxed_func(run)
+
+    return aot_autograd(fw_compiler=compiler, bw_compiler=compiler)(module, inputs)
+
+
+GRAPHS = ["--compile.enable", "--compile.components=model", "--compile.backend=replays"]
+GRAPHS += ["--compile.mode=reduce-overhead"]
+ON_PADDING = ["--objective.loss_on_padding", "--data.num_buckets=1"]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("on_padding", [False, True])
-def test_two_steps_by_hand(tmp_path, one_process_group, on_padding):
+@pytest.mark.parametrize("given", [[], ON_PADDING, GRAPHS], ids=["", "on padding", "graphs"])
+def test_two_steps_by_hand(tmp_path, one_process_group, given):
     """The mean loss, clipping, AdamW, the schedule and the moving average; AdamW's first step does
     not depend on its betas."""
-    given = ["--objective.loss_on_padding", "--data.num_buckets=1"] if on_padding else []
+    on_padding = given == ON_PADDING
     trainer = trainer_on("cpu", one_rank(), *BY_HAND, *given)
     [model] = trainer.model_parts
     torch.manual_seed(0)

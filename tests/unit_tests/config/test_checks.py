@@ -73,9 +73,8 @@ REFUSED = """
 1 | HELD_OUT; validation.keep_best = 'wer' | keep_best = 'wer' | need [samples] freq
 1 | SPEECH | [samples] freq = 9 | no held-out texts | give its path
 1 | activation_checkpoint.mode = 'memory_budget' | 'memory_budget' | [compile] enable = true
-1 | GRAPHS; TWO_STEPS | 2 accumulation steps do not allow | set it to 'default'
 1 | GRAPHS; benchmark = {enable = true, steps = 4, warmup_steps = 2} | warmup_steps = 2 with [compile]
-2 | GRAPHS | 2 data-parallel ranks do not allow
+2 | GRAPHS | 2 data-parallel ranks do not allow | set it to 'default'
 1 | optimizer = {name = 'Muon', state_dtype = '8bit'} | name = 'Muon' | only AdamW
 1 | optimizer.state_dtype = '8bit'; checkpoint.async_mode = 'async' | '8bit' | to 'disabled'
 1 | model.converters = ['mx'] | converters = ['mx'] | 'float8'
@@ -116,7 +115,8 @@ REFUSED = """
 # The shard degree -1 stands for the processes that are left; CUDA graphs of a frozen text encoder have no gradients.
 ALLOWED = """
 1 | GRAPHS; training = {global_batch_size = 16, local_batch_size = 16}
-1 | GRAPHS; TWO_STEPS; compile.components = ['loss']
+1 | GRAPHS; TWO_STEPS
+2 | GRAPHS; compile.components = ['loss']
 2 | GRAPHS; compile.components = ['loss', 'text_encoder']; encoder.model = '/was/here'
 2 | training.enable_cpu_offload = true
 2 | data = {batching = 'packed', longest_per_row = 8}; training.max_local_batch_size = 8

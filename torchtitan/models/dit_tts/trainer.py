@@ -16,7 +16,7 @@ from torchtitan.config import TORCH_DTYPE_MAP
 from torchtitan.distributed import utils as dist_utils
 from torchtitan.distributed.parallel_dims import ParallelDims
 from torchtitan.models.dit_tts.config.batch_split import data_parallel_degree
-from torchtitan.models.dit_tts.config.job_config import JobConfig
+from torchtitan.models.dit_tts.config.job_config import JobConfig, graphed_components
 from torchtitan.models.dit_tts.config.manager import resolve, upstream_view
 from torchtitan.models.dit_tts.data.collate import trim_padding
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
@@ -270,7 +270,10 @@ class DiTTTSTrainer(Trainer):
         should_log = self.metrics_processor.should_log(self.step)
         with self.benchmark.step(self.step) if self.benchmark is not None else nullcontext():
             lr = self.lr_schedulers.schedulers[0].get_last_lr()[0]
-            self.optimizers.zero_grad()
+            graphs = graphed_components(self.job_config) - {"text_encoder"}
+            self.optimizers.zero_grad(
+                set_to_none=not (graphs and self.gradient_accumulation_steps > 1)
+            )
             micro_batches = [next(data_iterator) for _ in range(self.gradient_accumulation_steps)]
             self.progress.at(self.step, 1)
             valid_frames = self._valid_frames(micro_batches)

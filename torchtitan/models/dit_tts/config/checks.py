@@ -6,7 +6,7 @@ import torchtitan.config.job_config as titan
 from torchtitan.models.dit_tts.config.batch_split import batch_split, data_parallel_degree
 from torchtitan.models.dit_tts.config.data_checks import check_data, check_packed, check_text
 from torchtitan.models.dit_tts.config.exported import check_initial_weights
-from torchtitan.models.dit_tts.config.job_config import CUDA_GRAPH_MODES, JobConfig
+from torchtitan.models.dit_tts.config.job_config import JobConfig, graphed_components
 from torchtitan.models.dit_tts.config.keys import check_numbers, conflict, marked
 from torchtitan.models.dit_tts.config.manager import run_folder_path
 from torchtitan.models.dit_tts.config.marks import OFF
@@ -67,7 +67,7 @@ def validate_config(
     check_benchmark(config)
     _check_checkpoint(config, world_size)
     _check_validation(config)
-    check_compile(config, dp_degree, steps)
+    check_compile(config, dp_degree)
     check_megatron(config, accelerator or device_type)
     check_optimizer(config, dp_degree)
     check_float8(config)
@@ -85,11 +85,9 @@ def validate_machine(config: JobConfig) -> None:
         config.checkpoint.async_mode != "async_with_pinned_mem",
         "[checkpoint] async_mode = 'async_with_pinned_mem' is not known; set it to 'async' or 'disabled'",
     )
-    c = config.compile
-    graphs = c.enable and c.mode in CUDA_GRAPH_MODES and set(c.components) - {"loss"}
     require(  # torch leaves them out without a word
-        device_type != "cpu" or not graphs,
-        f"[compile] mode = {c.mode!r} replays CUDA graphs, and there is no GPU; set it to 'default' or "
+        device_type != "cpu" or not graphed_components(config),
+        f"[compile] mode = {config.compile.mode!r} replays CUDA graphs, and there is no GPU; set it to 'default' or "
         "'max-autotune-no-cudagraphs'",
     )
     if config.parallelism.backend == "megatron":

@@ -114,6 +114,13 @@ class JobConfig(titan.JobConfig):
     debug: titan.Debug = section(titan.Debug)
 
 
+def graphed_components(config: JobConfig) -> set[str]:
+    """The [compile] components that CUDA graphs replay; "loss" has no mode."""
+    compiled = config.compile
+    replays = compiled.enable and compiled.mode in CUDA_GRAPH_MODES
+    return {*compiled.components} - {"loss"} if replays else set()
+
+
 UPSTREAM: dict[Bounds | Mark, str] = {
     POSITIVE: "metrics.log_freq checkpoint.interval comm.*_timeout_seconds optimizer.eps training.max_norm training.steps",
     NOT_NEGATIVE: "checkpoint.keep_latest_k lr_scheduler.warmup_steps optimizer.lr optimizer.weight_decay",

@@ -3,9 +3,9 @@
 import os
 
 from torchtitan.models.dit_tts.config.job_config import (
-    CUDA_GRAPH_MODES,
     FLOAT8_CONVERTER,
     JobConfig,
+    graphed_components,
     is_pretrained,
 )
 from torchtitan.models.dit_tts.config.keys import conflict
@@ -55,7 +55,7 @@ def check_benchmark(config: JobConfig) -> None:
         raise conflict(config, "benchmark.enable encoder.model encoder.frozen", why)
 
 
-def check_compile(config: JobConfig, dp_degree: int, accumulation: int) -> None:
+def check_compile(config: JobConfig, dp_degree: int) -> None:
     compiled = config.compile.components if config.compile.enable else []
     if config.activation_checkpoint.mode == "memory_budget" and "model" not in compiled:
         why = (
@@ -67,16 +67,18 @@ def check_compile(config: JobConfig, dp_degree: int, accumulation: int) -> None:
     ):
         why = "it is a pretrained text encoder outside the model; take 'text_encoder' out of components"
         raise conflict(config, "compile.components encoder.model encoder.frozen", why)
-    # The component "loss" has no mode, and a frozen encoder's weights stay where they are.
-    if config.compile.mode not in CUDA_GRAPH_MODES or not {"model", "encoders"} & {*compiled}:
+    if not graphed_components(config) - {
+        "text_encoder"
+    }:  # whose frozen weights stay where they are
         return
-    # A CUDA graph replays fixed addresses, and gathered weights are at others each time. Gradients that a graph has
-    # returned lie in its own memory, which the next replay overwrites while they are still to be summed (pytorch
-    # issues 169545, 96693).
-    for count, what in ((dp_degree, "data-parallel ranks"), (accumulation, "accumulation steps")):
-        if count > 1:
-            why = f"{count} {what} do not allow CUDA graphs; set it to 'default' or 'max-autotune-no-cudagraphs'"
-            raise conflict(config, "compile.mode", why)
+    if (
+        dp_degree > 1
+    ):  # a CUDA graph replays fixed addresses, and gathered weights are at others each time
+        why = (
+            f"{dp_degree} data-parallel ranks do not allow CUDA graphs; set it to 'default' or "
+            "'max-autotune-no-cudagraphs'"
+        )
+        raise conflict(config, "compile.mode", why)
     if config.benchmark.enable and config.benchmark.warmup_steps < _MIN_CUDA_GRAPH_WARMUP:
         why = f"the recording of CUDA graphs would be timed; give at least {_MIN_CUDA_GRAPH_WARMUP}"
         raise conflict(config, "benchmark.warmup_steps compile.mode", why)

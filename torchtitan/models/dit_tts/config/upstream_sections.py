@@ -89,8 +89,8 @@ class Compile(titan.Compile):
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
         "default"
     )
-    """Mode of torch.compile; reduce-overhead and max-autotune replay CUDA graphs, on one GPU and
-    without accumulation only"""
+    """Mode of torch.compile; reduce-overhead and max-autotune replay CUDA graphs, on one GPU
+    only"""
 
     inductor: list[InductorOption] = field(default_factory=list)
     """Options of Inductor that are on for the blocks, for faster kernels beside the products: more block sizes tried

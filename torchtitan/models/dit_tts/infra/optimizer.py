@@ -46,6 +46,16 @@ class TTSOptimizers(OptimizersContainer):
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         self._post_init([parameter for group in groups for parameter in group["params"]], {})
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets the gradients. Not `set_to_none`: they become zeros in memory of their own, to which every backward pass
+        adds. A gradient that a CUDA graph returns lies in the graph's memory: taken as it is, its next replay would
+        overwrite the sum (pytorch issues 169545, 96693)."""
+        super().zero_grad(set_to_none)
+        for group in () if set_to_none else self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+
     def _all(self) -> dict[str, Any]:
         return get_optimizer_state_dict(self.model_parts[0], self.optimizers, options=_OPTIONS)
 

@@ -194,7 +194,9 @@ class HFEncoderSpec:
 
     def matmul_sizes(self) -> tuple[int, int, int]:
         """(weights of the matmuls, blocks, heads times the width of a head)."""
-        if self.family == "t5gemma2":  # without its class, which takes a second and a half to import
+        if (
+            self.family == "t5gemma2"
+        ):  # without its class, which takes a second and a half to import
             c, blocks = self.text_config, self.text_config.num_hidden_layers
             heads = c.num_attention_heads * c.head_dim
             attention = 2 * self.width * (heads + c.num_key_value_heads * c.head_dim)
