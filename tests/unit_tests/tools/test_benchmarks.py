@@ -46,8 +46,9 @@ def test_traffic_of_a_block_counts_its_weights_and_its_norms():
         assert backward["own kernels"] in (kernels, 2 * kernels)  # forward's may be repeated
         # Six products, two of AdaLN's, attention.
         assert forward["library kernels"] == 6 + 2 + 1
-        x, modulation = (2 * samples * args.dim * 2 for samples in (16, 6))  # bytes
-        assert forward["own bytes"] == kernels * (x + x + modulation)
+        x, modulation, gate = (2 * samples * args.dim * 2 for samples in (16, 6, 2))  # bytes
+        # Two tensors by the first, four by the second.
+        assert forward["own bytes"] == kernels * (3 * x + modulation + gate / 2)
         assert backward["generated kernels"] > forward["generated kernels"] > 10
 
 

@@ -43,8 +43,8 @@ class Attention:
 @dataclass
 class Kernels:
     modulated_norm: Literal["definition", "triton"] = "definition"
-    """Norm, scale and shift of the decoder's blocks: as the compiler or PyTorch computes the definition, or one Triton
-    kernel and one for its gradients (triton), which has not been measured on a GPU"""
+    """The decoder's blocks add an update, norm, scale and shift: as the compiler or PyTorch computes the definition, or by
+    one Triton kernel and one for its gradients (triton), which has not been measured on a GPU"""
 
 
 @dataclass

@@ -121,9 +121,10 @@ class TransformerBlock(WithOperations):
         shift, scale, gate = modulation[..., None, :].unbind(1)  # each (B, 2, 1, D)
         gate = torch.tanh(gate)
         ops = self.operations(x)
-        h = ops.modulated_norm(x, scale[:, 0], shift[:, 0], self.eps, packed)
-        x = ops.add_gated(x, gate[:, 0], self.attention(h, rope, keys, key_values), packed)
-        h = ops.modulated_norm(x, scale[:, 1], shift[:, 1], self.eps, packed)
+        x, h = ops.gated_norm(x, None, None, scale[:, 0], shift[:, 0], self.eps, packed)
+        attended = self.attention(h, rope, keys, key_values)
+        given = attended, gate[:, 0], scale[:, 1], shift[:, 1]
+        x, h = ops.gated_norm(x, *given, self.eps, packed)
         return ops.add_gated(x, gate[:, 1], self.mlp(h), packed)
 
 

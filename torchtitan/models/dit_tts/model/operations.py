@@ -57,6 +57,22 @@ class Operations:
         """x + gate·update, (B, T, D) with a gate (B, 1, D), or (S, 1, D) as for `modulated_norm`."""
         return x + (gate if packed is None else per_position(gate, packed)) * update
 
+    @classmethod
+    def gated_norm(
+        cls,
+        x: torch.Tensor,
+        update: torch.Tensor | None,
+        gate: torch.Tensor | None,
+        scale: torch.Tensor,
+        shift: torch.Tensor,
+        eps: float,
+        packed: Stream | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`add_gated`, or x where there is no update, and its `modulated_norm`."""
+        if update is not None and gate is not None:
+            x = cls.add_gated(x, gate, update, packed)
+        return x, cls.modulated_norm(x, scale, shift, eps, packed)
+
     @staticmethod
     def normed_heads(
         x: torch.Tensor, weights: tuple[torch.Tensor, ...], rope: torch.Tensor | None, eps: float
