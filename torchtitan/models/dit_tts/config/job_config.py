@@ -117,8 +117,9 @@ class JobConfig(titan.JobConfig):
 def graphed_components(config: JobConfig) -> set[str]:
     """The [compile] components that CUDA graphs replay; "loss" has no mode."""
     compiled = config.compile
+    named: set[str] = {*compiled.components}
     replays = compiled.enable and compiled.mode in CUDA_GRAPH_MODES
-    return {*compiled.components} - {"loss"} if replays else set()
+    return named - {"loss"} if replays else set()
 
 
 UPSTREAM: dict[Bounds | Mark, str] = {

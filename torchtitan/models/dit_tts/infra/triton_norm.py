@@ -257,9 +257,8 @@ class _TritonNorm(Operations):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         assert packed is None  # the config is refused
         # A sampler's rows share one time.
-        gate, scale, shift = (
-            each if each is None else each.expand(len(x), -1, -1) for each in (gate, scale, shift)
-        )
+        scale, shift = (each.expand(len(x), -1, -1) for each in (scale, shift))
+        gate = None if gate is None else gate.expand(len(x), -1, -1)
         return _GatedNorm.apply(x, update, gate, scale, shift, eps)
 
 
