@@ -74,7 +74,8 @@ def read_speech(folder: Path, without: list[str], hours: float) -> Speech:
         found = tracker.detect(wave, RATE, fmin=LOWEST_PITCH, fmax=HIGHEST_PITCH)
         heard, times = found.confidence >= 0.5, found.timestamps
         middle = (np.arange(len(wave) // HOP) + 0.5) * HOP / RATE
-        pitch = np.interp(middle, times, fill_pitch(found.pitch_hz, heard)).astype(np.float32)
+        filled = fill_pitch(torch.from_numpy(found.pitch_hz), torch.from_numpy(heard)).numpy()
+        pitch = np.interp(middle, times, filled).astype(np.float32)
         voiced = np.interp(middle, times, found.confidence) >= 0.5
         parts.append(((wave * 32767).astype(np.int16), pitch, voiced))
         seconds += len(wave) / RATE

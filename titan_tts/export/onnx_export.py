@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from titan_tts.export.exporter import new_folder
 from titan_tts.export.options import Options
@@ -39,12 +40,11 @@ from torchtitan.models.dit_tts.model.operations import Operations
 from torchtitan.models.dit_tts.speech.codec import build_codec, codec_kind
 from torchtitan.models.dit_tts.speech.codec.mel_dct import MelDctCodec
 from torchtitan.models.dit_tts.speech.codec.record import check_codec
-from torchtitan.models.dit_tts.speech.codec.spectrogram import MEL_BANDS
-from torchtitan.models.dit_tts.speech.codec.vocoder import minimum_phase
+from torchtitan.models.dit_tts.speech.codec.spectrogram import WINDOW_LENGTH
 from torchtitan.models.dit_tts.text import vocabulary as ids_of
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 
-_LENGTHS = {12: "frames", 10: "tokens", 3: "patches", 48: "mel_frames"}
+_LENGTHS = {12: "frames", 10: "tokens", 3: "patches"}
 """lengths of the example by which the graphs are traced"""
 
 
@@ -93,15 +93,28 @@ def _length(model: Any, ids: Tensor, reference: Tensor, has_speaker: Tensor) -> 
     return model.log_frames(_conditions(model, ids, reference), has_speaker)
 
 
-def _pitch(codec: MelDctCodec, vocoder: Any, latents: Tensor) -> tuple[Tensor, ...]:
-    log_mel = codec.log_mel(latents[0])[None]
-    return log_mel, *vocoder.find_pitch(log_mel)
+class _Matrices(TorchFunctionMode):
+    """Fourier transforms of real numbers are products with matrices, which onnxruntime computes faster than its own."""
+
+    def __init__(self) -> None:
+        there = torch.fft.rfft(torch.eye(WINDOW_LENGTH))
+        unit = torch.eye(there.shape[-1])
+        self._there = there.real, there.imag
+        self._back = torch.fft.irfft(unit), torch.fft.irfft(1j * unit)
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func is torch.fft.rfft:
+            return torch.complex(*(args[0] @ part[: args[0].shape[-1]] for part in self._there))
+        if func is torch.fft.irfft:
+            x, (real, imag) = args[0], self._back
+            return x.real @ real + x.imag @ imag if x.is_complex() else x @ real
+        return func(*args, **(kwargs or {}))
 
 
-def _filters(vocoder: Any, log_mel: Tensor, pitch: Tensor, voiced: Tensor) -> tuple[Tensor, ...]:
-    gain, phase, noise_gain = vocoder.log_filters(log_mel, pitch, voiced)
-    # The minimum phase is linear in the gain: as a matrix it needs no Fourier transform.
-    return gain, phase + gain @ minimum_phase(torch.eye(vocoder.bins)), noise_gain
+def _sound(codec: MelDctCodec, mode: _Matrices, vocoder: Any, *given: Tensor) -> Tensor:
+    latents, noise = given
+    with mode:
+        return vocoder(codec.log_mel(latents[0]), noise.flatten())
 
 
 def export_onnx(options: Options, out: Path) -> str:
@@ -129,7 +142,7 @@ def export_onnx(options: Options, out: Path) -> str:
         if loaded.tokenizer.aligner is not None:
             loaded.tokenizer.aligner.save(temporary)
         default = options.voices[0] if options.voices else speech_data.default_voice
-        settings = json.dumps(_settings(loaded, default), ensure_ascii=False)
+        settings = json.dumps(_settings(loaded, codec, default), ensure_ascii=False)
         write_atomic(temporary / "voice.json", settings + "\n")
     speak = f"python -m titan_tts.onnx_voice {out} --text ... --out speech.wav"
     return f"{out}: step {loaded.step} of {folder}; speak: {speak}"
@@ -138,7 +151,7 @@ def export_onnx(options: Options, out: Path) -> str:
 def _write_graphs(
     out: Path, loaded: LoadedRun, predictor: LoadedRun, codec: MelDctCodec, dtype: str
 ) -> None:
-    frames, tokens, patches, mel_frames = _LENGTHS
+    frames, tokens, patches = _LENGTHS
     args, steps = loaded.model.args, plan_steps(loaded.config.sampling)
     smallest = min((1.0 - t for step in steps for t in step.times if t < 1.0), default=1.0)
     heads = args.n_heads, args.dim // args.n_heads
@@ -152,8 +165,7 @@ def _write_graphs(
         "t": torch.ones(1),
         "text": torch.randn(args.n_layers, 2, 1, tokens, *heads),
         "speaker": torch.randn(args.n_layers, 2, 1, patches, *heads),
-        "log_mel": torch.randn(1, mel_frames, MEL_BANDS),
-        **{name: torch.ones(1, mel_frames) for name in ("pitch", "voiced")},
+        "noise": torch.randn(1, frames, codec.hop_length),
     }
     graphs: dict[str, tuple[Any, Callable[..., Any], str]] = {
         "encoder": (loaded.model, _encode, "ids positions frames reference"),
@@ -163,8 +175,7 @@ def _write_graphs(
             "latents t text speaker",
         ),
         "length": (predictor.model, _length, "ids reference has_speaker"),
-        "pitch": (codec.vocoder, partial(_pitch, codec), "latents"),
-        "filters": (codec.vocoder, _filters, "log_mel pitch voiced"),
+        "sound": (codec.vocoder, partial(_sound, codec, _Matrices()), "latents noise"),
     }
     for name, (model, run, inputs) in graphs.items():
         graph = _traced(_Graph(model, run), {each: example[each] for each in inputs.split()})
@@ -173,7 +184,7 @@ def _write_graphs(
         write_atomic(out / f"{name}.onnx", graph)
 
 
-def _settings(loaded: LoadedRun, voice: str) -> dict[str, Any]:
+def _settings(loaded: LoadedRun, codec: MelDctCodec, voice: str) -> dict[str, Any]:
     """The content of voice.json; `voice` is the default one."""
     sampling, data, args = loaded.config.sampling, loaded.config.data, loaded.model.args
     return {
@@ -185,7 +196,8 @@ def _settings(loaded: LoadedRun, voice: str) -> dict[str, Any]:
         "noise_scale": float(sampling.truncation_factor),
         **{"patch": args.speaker_patch_size, "channels": args.latent_channels},
         **{"max_frames": data.max_frames, "max_reference": data.max_speaker_frames},
-        "max_tokens": data.max_text_tokens,
+        **{"max_tokens": data.max_text_tokens, "hop": codec.hop_length},
+        "sample_rate": codec.sample_rate,
     }
 
 

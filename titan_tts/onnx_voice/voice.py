@@ -4,8 +4,7 @@ voice.json     SETTINGS; reader: arguments of `Reader`; steps: as `flow.solvers.
 encoder.onnx   text and reference -> keys and values of both in all blocks
 step.onnx      noisy latents, time, keys and values -> velocity; guidance and solver are here
 length.onnx    text and reference -> logarithm of the latent frames
-pitch.onnx     latents -> log-mel frames, their pitch in Hz, whether they are voiced
-filters.onnx   log-mel frames, pitch, voiced -> filters of the vocoder
+sound.onnx     latents and white noise -> waveform
 voices.npz, aligner.npz
 """
 
@@ -18,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from titan_tts.onnx_voice.reader import Reader
-from titan_tts.onnx_voice.vocoder import HOP, SAMPLE_RATE, filled, waveform
 from titan_tts.speak.long_text import clean_text, split_text
 from torchtitan.models.dit_tts.bounded import read_arrays, read_bytes, read_json_file
 from torchtitan.models.dit_tts.errors import check_range, reading, require
@@ -28,8 +26,9 @@ FORMAT = "titan-tts-onnx 1"
 SETTINGS: dict[str, type] = {
     **{"format": str, "voice": str, "reader": dict, "steps": list, "noise_scale": float},
     **dict.fromkeys(("patch", "channels", "max_frames", "max_tokens", "max_reference"), int),
+    **dict.fromkeys(("hop", "sample_rate"), int),
 }
-GRAPHS = ("encoder", "step", "length", "pitch", "filters")
+GRAPHS = ("encoder", "step", "length", "sound")
 MAX_GRAPH = 2**31 - 1  # bytes, the limit of the format
 _AGAIN = "export the voice again"
 _PAUSE, _FADE = 0.12, 0.005  # seconds, as in speak/joining.py
@@ -97,7 +96,10 @@ class OnnxVoice:
     reader: Reader
     voices: dict[str, np.ndarray]
     graphs: dict[str, Any]
-    sample_rate: int = SAMPLE_RATE
+
+    @property
+    def sample_rate(self) -> int:
+        return self.settings["sample_rate"]
 
     def speak(self, text: str, voice: Voice = None, seed: int = 0) -> np.ndarray:
         """(samples,) float32 in [-1, 1] of a text, a long one in pieces. `seed`: of the noise."""
@@ -114,7 +116,7 @@ class OnnxVoice:
         for number, piece in enumerate(split_text(clean_text(text), sizes)):
             latents = self.latents(piece, self.frames(piece, voice), voice, seed + number)
             sounds.append(self.decode(latents))
-        return _joined(sounds)
+        return _joined(sounds, self.sample_rate)
 
     def frames(self, text: str, voice: Voice = None) -> int:
         """Latent frames that a text takes."""
@@ -160,13 +162,12 @@ class OnnxVoice:
 
     def decode(self, latents: np.ndarray, noise: np.ndarray | None = None) -> np.ndarray:
         """(samples,) float32 in [-1, 1] of latents (T, C). `noise`: white, (samples,), always the same by default."""
-        with reading(self.folder / "filters.onnx", _AGAIN):
-            log_mel, pitch, voiced = self._run("pitch", {"latents": latents[None]})
-            if noise is None:
-                noise = np.random.default_rng(0).standard_normal(log_mel.shape[1] * HOP, np.float32)
-            heard, pitch = voiced[0].astype(np.float32), filled(pitch[0], voiced[0])
-            given = {"log_mel": log_mel, "pitch": pitch[None], "voiced": heard[None]}
-            return waveform(pitch, heard, noise, [each[0] for each in self._run("filters", given)])
+        size = 1, len(latents), self.settings["hop"]
+        if noise is None:
+            noise = np.random.default_rng(0).standard_normal(size, np.float32)
+        with reading(self.folder / "sound.onnx", _AGAIN):
+            given = {"latents": latents[None], "noise": noise.reshape(size)}
+            return self._run("sound", given)[0].clip(-1, 1)
 
     def _velocity(
         self, x: np.ndarray, t: float, keys: dict[str, np.ndarray], branches: Sequence[Any]
@@ -201,12 +202,12 @@ class OnnxVoice:
         return padded.reshape(1, -1, patch * reference.shape[1])
 
 
-def _joined(sounds: Sequence[np.ndarray]) -> np.ndarray:
+def _joined(sounds: Sequence[np.ndarray], rate: int) -> np.ndarray:
     """Sounds with pauses between them, each faded in and out; a single one stays as it is."""
     if len(sounds) == 1:
         return sounds[0]
-    ramp = np.linspace(0, 1, int(_FADE * SAMPLE_RATE), False, dtype=np.float32)
-    silence = np.zeros(int(_PAUSE * SAMPLE_RATE), np.float32)
+    ramp = np.linspace(0, 1, int(_FADE * rate), False, dtype=np.float32)
+    silence = np.zeros(int(_PAUSE * rate), np.float32)
     for sound in sounds:  # of a frame at least, which is longer than both fades
         sound[: len(ramp)] *= ramp
         sound[-len(ramp) :] *= ramp[::-1]

@@ -20,7 +20,6 @@ from titan_tts import from_pretrained, onnx_voice
 from titan_tts.cli import main
 from titan_tts.export.onnx_export import quantized, reader_arguments
 from titan_tts.onnx_voice.reader import Reader
-from titan_tts.onnx_voice.vocoder import HOP, waveform
 from titan_tts.speak.utterance import Utterance, Voice
 from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.config import exported
@@ -103,12 +102,6 @@ def test_its_sound_is_that_of_the_codec(made):
     found = onnx_voice.load(made / "voice").decode(latents.numpy(), noise.numpy())
     np.testing.assert_allclose(found, codec.decode(latents), rtol=0, atol=0.01)
     assert np.abs(found).max() > 0.2
-
-
-def test_filters_of_one_leave_the_noise_as_it_is():
-    noise, nothing = np.random.default_rng(0).normal(0, 0.1, 20 * HOP), np.zeros((20, 321))
-    found = waveform(np.full(20, 100.0), np.zeros(20), noise, [nothing] * 3)
-    np.testing.assert_allclose(found, noise, rtol=0, atol=1e-6)
 
 
 def test_int8_is_near(made, tmp_path):
@@ -206,7 +199,7 @@ def arrays(**values):
         ("step.onnx", lambda path: shutil.copy(path.parent / "length.onnx", path), "it lacks"),
         ("step.onnx", other_weights, "another file"),
         ("length.onnx", unknown_operator, "length.onnx cannot be read"),
-        ("filters.onnx", lambda path: shutil.copy(path.parent / "pitch.onnx", path), "it lacks"),
+        ("sound.onnx", lambda path: shutil.copy(path.parent / "step.onnx", path), "it lacks"),
         ("voices.npz", arrays(s2=np.zeros((5, 7))), "'s2' is not an array (frames, 128)"),
         ("voices.npz", arrays(s2=np.full((5, 128), np.nan)), "of numbers"),
     ],

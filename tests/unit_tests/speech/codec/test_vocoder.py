@@ -126,9 +126,11 @@ def test_pitch_there_and_back():
     logits = -((torch.arange(128) - pitch_bins(pitch)[:, None]) ** 2)
     logits[1, 100] += 1  # a smaller peak elsewhere is not averaged in
     torch.testing.assert_close(likeliest_pitch(logits), pitch, rtol=0.02, atol=0)
-    given = np.array([9.0, 100.0, 9.0, 200.0, 9.0])
-    assert fill_pitch(given, np.array([0, 1, 0, 1, 0])).tolist() == [100, 100, 150, 200, 200]
-    assert set(fill_pitch(given, np.zeros(5)).tolist()) == {50.0}
+    given, voiced = torch.tensor([9.0, 100, 9, 200, 9, 9, 9, 80, 9]), torch.zeros(9).bool()
+    assert set(fill_pitch(given, voiced).tolist()) == {50.0}
+    voiced[[1, 3, 7]] = True
+    filled = [100, 100, 150, 200, 170, 140, 110, 80, 80]
+    assert fill_pitch(given, voiced).tolist() == filled
 
 
 @pytest.mark.long

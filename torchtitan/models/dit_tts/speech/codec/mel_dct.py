@@ -90,7 +90,7 @@ class MelDctTransform:
 
     def log_mel(self, coefficients: Tensor) -> Tensor:
         """Log-mel amplitudes (4T, 80) of coefficients (T, 128)."""
-        blocks = coefficients.new_zeros(len(coefficients), STACKED_FRAMES * MEL_BANDS)
+        blocks = coefficients.new_zeros(coefficients.shape[0], STACKED_FRAMES * MEL_BANDS)
         blocks[:, self.kept_index] = coefficients
         blocks = blocks.view(-1, STACKED_FRAMES, MEL_BANDS)
         return (self.row_dct.T @ blocks @ self.column_dct).reshape(-1, MEL_BANDS)

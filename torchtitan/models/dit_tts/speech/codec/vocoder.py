@@ -16,7 +16,6 @@ recipes/vocoder/train_vocoder.py trains it.
 import math
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, interpolate
@@ -129,14 +128,14 @@ class Vocoder(nn.Module):
         return istft(spectrum, self.window, HOP)
 
     @torch.no_grad()
-    def forward(self, log_mel: Tensor) -> Tensor:
-        """Waveform (F * hop,) of log-mel amplitudes (F, mel_bands); the same at every call."""
+    def forward(self, log_mel: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Waveform (F * hop,) of log-mel amplitudes (F, mel_bands). `noise`: white, (F * hop,), always the same by default."""
+        if noise is None:
+            generator = torch.Generator().manual_seed(0)
+            noise = torch.randn(len(log_mel) * HOP, generator=generator)
         found, voiced = self.find_pitch(log_mel[None])
-        pitch = fill_pitch(found[0].numpy(), voiced[0].numpy())
-        generator = torch.Generator().manual_seed(0)
-        noise = torch.randn(1, len(log_mel) * HOP, generator=generator)
-        given = torch.from_numpy(pitch)[None], voiced.float(), noise
-        return self.filter_excitations(log_mel[None], *given)[0]
+        pitch = fill_pitch(found[0], voiced[0])[None]
+        return self.filter_excitations(log_mel[None], pitch, voiced.float(), noise[None])[0]
 
 
 def _scaled(log_mel: Tensor) -> Tensor:
@@ -165,12 +164,18 @@ def likeliest_pitch(logits: Tensor) -> Tensor:
     return LOWEST_PITCH * 2 ** ((weight * position).sum(-1) / _BINS_PER_OCTAVE)
 
 
-def fill_pitch(pitch: np.ndarray, voiced: np.ndarray) -> np.ndarray:
-    """Pitch (F,) in Hz with straight lines through what is not voiced, float32; a constant where nothing is."""
-    position = voiced.nonzero()[0]
-    if not len(position):
-        return np.full(len(pitch), LOWEST_PITCH, np.float32)
-    return np.interp(np.arange(len(pitch)), position, pitch[position]).astype(np.float32)
+def fill_pitch(pitch: Tensor, voiced: Tensor) -> Tensor:
+    """Pitch (F,) in Hz with straight lines through what is not `voiced` (F,) bool, float32; a constant where nothing is."""
+    frames, order = pitch.shape[0], voiced.cumsum(0)
+    place = torch.arange(frames)
+    # Of the n-th voiced frame, n = 1, 2 ...; ONNX has no shapes that depend on values.
+    positions = torch.zeros(frames + 2, dtype=torch.long)
+    positions = positions.scatter(0, torch.where(voiced, order, frames + 1), place)
+    begin = positions[order.clamp_min(1)]
+    end = positions[torch.minimum(order + 1, order[-1])]
+    share = (place - begin).double() / (end - begin).clamp_min(1)
+    filled = torch.lerp(pitch[begin].double(), pitch[end].double(), share)
+    return torch.where(order[-1] > 0, filled, LOWEST_PITCH).float()
 
 
 def pulse_train(pitch: Tensor, voiced: Tensor, hop: int, sample_rate: int) -> Tensor:
