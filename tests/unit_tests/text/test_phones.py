@@ -46,6 +46,7 @@ def config(tmp_path):
 def test_texts_are_spoken_with_numbers_stress_and_punctuation(phones):
     assert [phones(text) for text in TEXTS] == PHONES
     assert phones(" Three,\n four! ") == phones("Three,\0four!\0") == PHONES[0]
+    assert phones("about 3.5.").endswith("fˈaɪv")  # whatever phonemizer makes of the dots
     assert phones.counts(TEXTS) == list(map(len, PHONES))
     # Shards of other programs may hold half of a surrogate pair; the sample is told when it is read.
     assert phones.counts(["a\ud83d", "a?"]) == [len(phones("a?"))] * 2

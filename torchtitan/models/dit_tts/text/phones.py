@@ -73,7 +73,8 @@ class Phonemizer:
         with self._lock:
             for part, token in self._added.pieces(text):
                 if not token and part.strip():
-                    [part] = self._backend.phonemize([part.strip()], strip=True)
+                    # Of "about 3.5." phonemizer makes two, as if a text ended behind 3.
+                    part = " ".join(self._backend.phonemize([part.strip()], strip=True))
                 spoken.append(part.strip())
         return "".join(spoken)
 
