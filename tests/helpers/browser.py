@@ -47,8 +47,9 @@ class Tab:
         raise ConnectionError("the browser has ended")
 
     async def value(self, expression: str) -> Any:
-        """Of an expression in the page."""
-        found = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        """Of an expression in the page, or of its promise."""
+        how = {"returnByValue": True, "awaitPromise": True}
+        found = await self.call("Runtime.evaluate", expression=expression, **how)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 

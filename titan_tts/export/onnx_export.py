@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from titan_tts import onnx_voice
 from titan_tts.export.exporter import new_folder
 from titan_tts.export.options import Options
 from titan_tts.onnx_voice.voice import FORMAT, MAX_GRAPH
@@ -144,6 +145,8 @@ def export_onnx(options: Options, out: Path) -> str:
         default = options.voices[0] if options.voices else speech_data.default_voice
         settings = json.dumps(_settings(loaded, codec, default), ensure_ascii=False)
         write_atomic(temporary / "voice.json", settings + "\n")
+        for file in (Path(onnx_voice.__file__).parent / "page").iterdir():
+            write_atomic(temporary / file.name, file.read_bytes())
     speak = f"python -m titan_tts.onnx_voice {out} --text ... --out speech.wav"
     return f"{out}: step {loaded.step} of {folder}; speak: {speak}"
 

@@ -1,10 +1,17 @@
-"""`titan-tts export --onnx` and `titan_tts.onnx_voice`: torch's latents, without torch, from folders of anybody."""
+"""`titan-tts export --onnx` and `titan_tts.onnx_voice`: torch's latents, without torch, from folders of anybody, and in a
+browser."""
 
+import asyncio
+import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.helpers.browser import tab
 from tests.helpers.exported_run import export
 from tests.helpers.hostile_files import fifo, put
 from tests.helpers.sentences import refused
@@ -27,7 +35,10 @@ from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys
 from torchtitan.models.dit_tts.run.manifest import read_manifest, write_manifest
 from torchtitan.models.dit_tts.speech.codec import build_codec
 from torchtitan.models.dit_tts.speech.sampling.sampler import SAMPLING_STREAM
+from torchtitan.models.dit_tts.speech.scoring.interface import Sound
+from torchtitan.models.dit_tts.speech.scoring.plugins import open_recognizer
 from torchtitan.models.dit_tts.text.aligner import fit_aligner
+from torchtitan.models.dit_tts.text.phones import Phonemizer
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
 
@@ -223,3 +234,66 @@ def test_what_it_cannot_do_is_said_before_it_is_written(made, tmp_path, capsys):
     assert main(["export", str(made / "model/duration"), str(tmp_path / "out"), "--onnx"]) == 2
     assert "a network that predicts lengths" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+# npm install --no-save $(grep -oE '[a-z-]+@[0-9.]+' titan_tts/onnx_voice/page/index.html)
+PACKAGES = Path(onnx_voice.__file__).parents[2] / "node_modules"
+
+
+@contextlib.asynccontextmanager
+async def browsed(folder: Path, site: Path):
+    """The page of a voice in Chromium, with packages of this machine."""
+    if not (PACKAGES / "phonemizer").exists():
+        pytest.skip("node_modules has no onnxruntime-web and phonemizer; see PACKAGES")
+    shutil.copytree(folder, site)
+    (site / "packages").symlink_to(PACKAGES)
+    page, own = site / "index.html", r"./packages/\1/"
+    page.write_text(re.sub(r"https://cdn.jsdelivr.net/npm/([\w-]+)@[\d.]+/", own, page.read_text()))
+    files = partial(SimpleHTTPRequestHandler, directory=site)
+    with ThreadingHTTPServer(("127.0.0.1", 0), files) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        async with tab(
+            f"http://127.0.0.1:{server.server_port}/", site.parent / "profile"
+        ) as opened:
+            await opened.until("document.forms[0].voice.length")
+            yield opened
+        server.shutdown()
+
+
+SAID = [*TEXTS, "Four hours, in the U.S.A.!", "Oh... (3.5?) it's well-known: to be, or not."]
+
+
+def test_a_browser_speaks_as_python_does(made, tmp_path):
+    voice, phones = onnx_voice.load(made / "voice"), Phonemizer("en-us")
+
+    async def check():
+        async with browsed(made / "voice", tmp_path / "site") as page:
+            for text in SAID:
+                assert await page.value(f"voice.phones({json.dumps(text)})") == phones(text)
+            for text, of in zip(TEXTS * 2, ("s2", "s0", "", "s0")):
+                frames = await page.value(f"voice.frames({text!r}, {of!r})")
+                assert frames == voice.frames(text, of)
+                noise = np.random.default_rng(frames).standard_normal((frames, 128), np.float32)
+                given = f"{text!r}, {of!r}, new Float32Array({noise.ravel().tolist()})"
+                found = await page.value(f"voice.latents({given}).then(x => [...x])")
+                wanted = voice.latents(text, frames, of, noise=noise)
+                np.testing.assert_allclose(np.reshape(found, wanted.shape), wanted, 0, 1e-3)
+            for text, answer in (("one two", "s of sound in"), ("one; two", "characters ;")):
+                await page.value(f"void (document.forms[0].text.value = {text!r})")
+                await page.value("document.forms[0].requestSubmit()")
+                await page.until(f"said.textContent.includes({answer!r})")
+
+    asyncio.run(check())
+
+
+@pytest.mark.slow
+def test_the_base_voice_is_understood_from_a_browser(tmp_path):
+    export(Path("titan_tts:base"), tmp_path / "voice", "--onnx", "--dtype=int8")
+    text = "These days a chicken leg is a rare dish."
+
+    async def spoken():
+        async with browsed(tmp_path / "voice", tmp_path / "site") as page:
+            return await page.value(f"voice.speak({text!r}).then(x => [...x])")
+
+    sound = torch.tensor(asyncio.run(spoken()))
+    assert open_recognizer("whisper-tiny.en").transcribe(Sound(sound, 16_000), "en") == text
