@@ -77,7 +77,12 @@ CAPTIONS += ["--objective.speaker_dropout=0.5"]
 VARIANTS = {
     "captions": ("", 2, CAPTIONS, FSDP),
     "captions_tp_compile": ("matrix", 2, CAPTIONS, [*TP, *TRACED, *PER_OP]),
-    "packed": ("slow", 2, PACKED, [*DDP, "--training.local_batch_size=2", *WHOLE, *PER_OP]),
+    "packed": (
+        "slow",
+        2,
+        [*PACKED, *CAPTIONS],
+        [*DDP, "--training.local_batch_size=2", *WHOLE, *PER_OP],
+    ),
     "packed_hsdp": ("matrix", 4, PACKED, [*HSDP, *WHOLE, FULL]),
     "packed_tp_fsdp": ("matrix", 4, PACKED, [*TP, *FSDP, *TRACED, *PER_OP]),
     "8bit": ("matrix", 2, ["--optimizer.state_dtype=8bit"], FSDP),

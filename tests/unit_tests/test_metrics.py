@@ -102,6 +102,20 @@ def test_padding_of_a_packed_row_has_matmuls_and_no_attention():
     assert (counts["samples"], counts["valid_frames"], counts["padded_frames"]) == (2, 104, 120)
 
 
+def test_captions_of_a_packed_row_are_padded():
+    """Two samples, one empty slot, and 12 of 15 places of captions that none has: their encoder computes them, keys and values too."""
+    args, metrics = replace(ARGS, max_caption_tokens=5, caption_n_layers=3), processor()
+    metrics.model_args = args
+    metrics.count(
+        MicroBatch((1, 104, 34, 40, 15), lengths := [(64, 24, 32, 3), (40, 10, 8, 0)], (), 3)
+    )
+    c, samples = args.speaker_dim, [*lengths, (0, 0, 0, 0)]
+    place = 3 * (10 * c * c + 6 * c * args.speaker_mlp_dim) + args.n_layers * 4 * args.dim * c
+    attention = 3 * 4 * c * (3 * 5**2 - 3**2)
+    wanted = sum(training_flops(args, Lengths(*each)) for each in samples)
+    assert metrics.counts["executed_flops"] == wanted + 3 * (12 * place + attention)
+
+
 def test_count_sums_executed_and_useful_flops():
     """Of a text encoder what its passes execute, and the tokens of each text alone."""
     encoder = TextEncoderSizes(matmul_parameters=1000, n_layers=3, attention_dim=16, trained=False)

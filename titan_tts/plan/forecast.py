@@ -131,16 +131,17 @@ class Planner:
     def buckets(self) -> list[tuple[float, Batches]]:
         """(fraction of the steps, batches) of each length bucket, shortest first. Raises as `synthetic_data`."""
         policy, accumulation = self._policy, self.longest().accumulation
+        captions = self.config.data.max_caption_tokens
         sizes = [size // (self.ranks * accumulation) for size in policy.batch_sizes]
         if isinstance(policy, PackedPolicy):
             # As samples of the mean length: their attention, a few hundredths of the FLOPs, is too small by a third.
             streams = np.array(policy.shapes[0]) * sizes[0]
             samples = streams[0] * policy.useful_fraction / policy.lengths[:, 0].mean()
             samples = max(1, round(samples))
-            lengths = Lengths(*(-(-streams // samples)).tolist())
+            lengths = Lengths(*(-(-streams // samples)).tolist(), captions)
             return [(1.0, Batches(lengths, samples, accumulation))]
         steps = np.array(policy.sample_counts) / np.array(policy.batch_sizes)
-        parts, captions = (steps / steps.sum()).tolist(), self.config.data.max_caption_tokens
+        parts = (steps / steps.sum()).tolist()
         return [
             (part, Batches(replace(Lengths(*shape), caption_tokens=captions), size, accumulation))
             for shape, size, part in zip(policy.shapes, sizes, parts, strict=True)

@@ -86,7 +86,7 @@ def plain_data(folder: Path, samples: int = 40) -> Iterator[list[str]]:
 
 
 @contextmanager
-def everything_at_once(folder: Path, packed: bool = False) -> Iterator[list[str]]:
+def everything_at_once(folder: Path) -> Iterator[list[str]]:
     """Arguments of runs on mixed, balanced and corrupt data, half of it behind a server that
     answers as long as the context lasts, with all that depends on the step's place in the run."""
     for name, seed in (("local", 5), ("remote", 6)):
@@ -110,7 +110,7 @@ def everything_at_once(folder: Path, packed: bool = False) -> Iterator[list[str]
             "--data.on_error=skip",
             "--data.max_corrupt_fraction=0.5",
             "--data.references=drawn",
-            *([] if packed else ["--data.max_caption_tokens=12"]),
+            "--data.max_caption_tokens=12",
             "--objective.logit_mean=2.193",
             # The gates begin at 0: behind them the first gradients are rounding, which AdamW would make steps of.
             "--optimizer.eps=1e-5",
@@ -120,7 +120,7 @@ def everything_at_once(folder: Path, packed: bool = False) -> Iterator[list[str]
 @contextmanager
 def packed_rows(folder: Path) -> Iterator[list[str]]:
     """The same in packed batches."""
-    with everything_at_once(folder, packed=True) as data:
+    with everything_at_once(folder) as data:
         yield [*data, "--data.batching=packed", "--data.longest_per_row=1"]
 
 

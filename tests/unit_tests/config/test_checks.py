@@ -34,7 +34,6 @@ REFUSED = """
 3 | LIMITED | batch_multiple = 8: it cannot | 3 data-parallel ranks x 4 accumulation steps | a multiple of 12
 1 | data = {batching = 'packed', bucket_frames = [64, 768]} | bucket_frames = [64, 768] | no buckets | leave
 2 | data = {batching = 'packed', longest_per_row = 16}; training.local_batch_size = 8 | longest_per_row = 16 | 32 / 4 = 8 samples | a multiple
-1 | data = {batching = 'packed', max_caption_tokens = 9} | max_caption_tokens = 9 | no place for captions
 1 | data = {batching = 'packed', num_buckets = 1}; objective.loss_on_padding = true | loss_on_padding = true | 'packed'
 1 | data.bucket_frames = [64, 768]; objective.loss_on_padding = true | loss_on_padding = true | 2 lengths | num_buckets = 1
 1 | data.bucket_frames = [64, 769] | [64, 769] with max_frames = 768 | the last

@@ -73,7 +73,7 @@ SETTINGS = {
     "packed": PACKED,
     "packed, drawn references": PACKED | {"references": "drawn"},
     "packed, texts and weights": PACKED | {"verbatim_fraction": 0.4, "use_sample_weights": True},
-    "packed, corrupt samples": PACKED | SKIP,
+    "packed, captions, corrupt samples": PACKED | {"max_caption_tokens": 7} | SKIP,
 }
 
 
@@ -199,12 +199,13 @@ def test_an_error_in_a_thread_reaches_the_consumer_and_skips_nothing(folder, wor
     assert next(iter(loader))[0]["global_batch"] == 2
 
 
-def test_captions_are_bytes_and_too_long_ones_are_cut(folder):
-    """The batch has 12 places; "très" has two bytes for its è."""
-    loader, seen = build(folder, max_caption_tokens=12), set()
+@pytest.mark.parametrize("batching", [{}, PACKED], ids=["buckets", "packed"])
+def test_captions_are_bytes_and_too_long_ones_are_cut(folder, batching):
+    """The batch has 12 places for each sample; "très" has two bytes for its è."""
+    loader, seen = build(folder, max_caption_tokens=12, **batching), set()
     where = {loader.dataset.sample_id(i): i for i in range(len(loader.dataset))}
-    for batch, labels in take(loader, 6):
-        assert batch["caption_ids"].shape == (len(labels), 12)
+    for batch, _ in take(loader, 6):
+        assert batch["caption_ids"].shape == (len(batch["frames"]), 12)
         assert batch["caption_ids"].dtype == torch.int64
         for row, name in enumerate(batch["sample_id"]):
             caption = loader.dataset.metadata(where[name]).get("caption", "")

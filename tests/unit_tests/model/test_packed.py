@@ -11,26 +11,40 @@ from torchtitan.models.dit_tts.infra.kernels import use_operations
 from torchtitan.models.dit_tts.model.conditions import condition_inputs
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.model.packed_attention import packed_attention
+from torchtitan.models.dit_tts.streams import stream_of, valid_mask
 
 FRAMES, TEXT, SPEAKER = [5, 12, 0, 9, 1], [3, 7, 0, 0, 2], [6, 0, 0, 13, 4]
+CAPTIONS, KEEP_CAPTION = (
+    torch.tensor([2, 4, 0, 0, 3]),
+    torch.tensor([True, True, False, True, False]),
+)
 KEEP_TEXT = torch.tensor([True, True, True, True, False])
 KEEP_SPEAKER = torch.tensor([True, True, True, False, True])
 # Sizes of the row leave some padding, and none for the references: 8 + 0 + 0 + 16 + 4 frames.
 SIZES, LONGEST = (32, 14, 7), (12, 7, 4)
 
 
-@pytest.fixture
-def model() -> DiTTTSModel:
+@pytest.fixture(
+    params=[{}, {"max_caption_tokens": 4}, {"max_caption_tokens": 4, "speaker_reference": False}],
+    ids=str,
+)
+def model(request) -> DiTTTSModel:
     sizes = dict(dim=24, n_layers=3, n_heads=3, speaker_n_layers=2, latent_channels=6)
-    return random_model(
-        small_args(**sizes, text_vocab_size=20, text_n_layers=2, text_positions="aligned")
-    )
+    sizes |= dict(text_vocab_size=20, text_n_layers=2, text_positions="aligned")
+    return random_model(small_args(**sizes, **request.param))
 
 
 def inputs_of(model: DiTTTSModel) -> dict:
     """Of the samples in rows of their own, with numbers in the padding."""
     inputs = padded_inputs(model.args, FRAMES, TEXT, SPEAKER)
     inputs["text_ids"] = 1 + inputs["text_ids"] % 19
+    if model.args.max_caption_tokens:
+        ids = torch.randint(256, (5, 4), generator=torch.Generator().manual_seed(1))
+        inputs |= {
+            "caption_ids": ids,
+            "caption_mask": valid_mask(CAPTIONS, 4),
+            "keep_caption": KEEP_CAPTION,
+        }
     return inputs | {"keep_text": KEEP_TEXT, "keep_speaker": KEEP_SPEAKER}
 
 
@@ -46,7 +60,9 @@ def packed_inputs(padded: dict, order=(0, 1, 2, 3, 4)) -> dict:
             padded[name], (0, 0) * (padded[name].dim() - 2) + (0, 3)
         )  # so that 13 frames can have 4 patches
         found[name] = in_one_row(value, lengths, *wide.get(name, (14, 1)))
-    return found | {"packed": streams(frames, text, speaker, SIZES, LONGEST)}
+    captions = stream_of(torch.full((5,), 4), 20, 4) if "caption_ids" in padded else None
+    packed = streams(frames, text, speaker, SIZES, LONGEST)
+    return found | {"packed": packed._replace(captions=captions)}
 
 
 def outcome(model: DiTTTSModel, inputs: dict) -> list[torch.Tensor]:
@@ -97,7 +113,8 @@ def test_one_graph_for_batches_of_any_composition(model):
     outcome(model, packed_inputs({name: value[order] for name, value in other.items()}, order))
     for mine, theirs in zip(outcome(model, packed), expected, strict=True):
         assert (mine - theirs).norm() <= 1e-5 * theirs.norm()
-    assert counter.frame_count == 3  # decoder, text and speaker
+    encoders = model.speaker_encoder, model.caption_encoder
+    assert counter.frame_count == 2 + sum(each is not None for each in encoders)
 
 
 @pytest.mark.parametrize("causal", (False, True))

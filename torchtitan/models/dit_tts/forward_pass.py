@@ -28,8 +28,9 @@ def measure(batch: dict[str, Any], rows: TextRows | None) -> MicroBatch:
     padded = {name: entry for name, entry in padded.items() if entry in batch}
     lengths = list(zip(*(batch[name].tolist() for name in ("frames", *padded)), strict=True))
     slots = len(lengths) if "longest" in batch else 0
+    positions = (batch[entry].shape[:2].numel() // rows_of_batch for entry in padded.values())
     return MicroBatch(
-        (rows_of_batch, frames, *(batch[entry].shape[1] for entry in padded.values())),
+        (rows_of_batch, frames, *positions),
         # All of its samples may be corrupt.
         ([each for each in lengths if each[0]] or lengths[:1]) if slots else lengths,
         [rows.shape] if rows is not None else (),
@@ -43,10 +44,16 @@ def packed_streams(batch: dict[str, Any], patch_size: int) -> PackedStreams | No
         return None
     patches = -(-batch["speaker_frames"] // patch_size)
     frames, text, speaker = batch["longest"]
+    captions = None
+    if "caption_ids" in batch:
+        samples, longest = batch["caption_ids"].shape
+        lengths = torch.full_like(batch["frames"], longest)
+        captions = stream_of(lengths, samples * longest, longest)
     return PackedStreams(
         stream_of(batch["frames"], batch["latents"].shape[1], frames),
         stream_of(batch["text_tokens"], batch["text_ids"].shape[1], text),
         stream_of(patches, batch["speaker"].shape[1] // patch_size, -(-speaker // patch_size)),
+        captions,
     )
 
 

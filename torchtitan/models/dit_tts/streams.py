@@ -26,12 +26,15 @@ class Stream(NamedTuple):
 
 
 class PackedStreams(NamedTuple):
-    """The streams of a packed batch with S samples, some of which may have no frames."""
+    """The streams of a packed batch with S samples, some of which may have no frames or no caption."""
 
     frames: Stream
     text: Stream
     patches: Stream
     """of the references"""
+
+    captions: Stream | None = None
+    """padded to one length"""
 
 
 def valid_mask(lengths: torch.Tensor, size: int) -> torch.Tensor:

@@ -63,9 +63,6 @@ def check_packed(config: JobConfig, global_batch: int, blocks: int) -> None:
     if config.model.flavor == DURATION_FLAVOR or config.megatron.sequence_parallel:
         why = "neither the duration model nor sequence parallelism takes packed rows; set batching to 'buckets'"
         raise conflict(config, "data.batching model.flavor megatron.sequence_parallel", why)
-    if data.max_caption_tokens:
-        why = "packed rows have no place for captions; set batching to 'buckets'"
-        raise conflict(config, "data.batching data.max_caption_tokens", why)
     if data.latent_channels % 2:
         why = "noise of packed rows is drawn in pairs within a frame; set batching to 'buckets'"
         raise conflict(config, "data.batching data.latent_channels", why)

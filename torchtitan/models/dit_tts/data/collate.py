@@ -114,13 +114,7 @@ class Collator:
         self.row_loader.corrupt_samples.reads += rows
         frames = np.array([each.frames for each in loaded])
         labels = np.where(np.arange(T) < frames[:, None], np.int64(0), np.int64(IGNORE_INDEX))
-        inputs = self._inputs(batch, loaded, rows, text_ids, positions) | arrays
-        if self.caption_tokens:
-            lengths = np.array([each.caption_tokens for each in loaded])
-            inputs |= {
-                "caption_ids": self._tensor(captions),
-                "caption_tokens": self._tensor(lengths),
-            }
+        inputs = self._inputs(batch, loaded, text_ids, positions, captions) | arrays
         replaced = sum(row.sample != each.row.sample for row, each in zip(planned, loaded))
         return inputs | {"replaced": replaced}, self._tensor(labels)
 
@@ -182,16 +176,19 @@ class Collator:
         self,
         batch: GlobalBatch,
         loaded: Sequence[Loaded],
-        places: int,
         text_ids: np.ndarray,
         text_positions: np.ndarray,
+        captions: np.ndarray,
     ) -> dict[str, Any]:
-        """All entries but the arrays and `replaced`. `places`: for samples, zero where there are fewer."""
-        columns = np.zeros((4, places), np.int64)
-        for place, each in enumerate(loaded):
-            columns[:, place] = each.frames, each.speaker_frames, each.tokens, each.row.number
+        """All entries but the arrays and `replaced`, zero where there are fewer samples than `captions` has rows."""
+        columns = np.zeros((5, len(captions)), np.int64)
+        for place, (row, *lengths) in enumerate(loaded):
+            columns[:, place] = row.number, *lengths
         # numpy for small arrays: torch would start a thread pool in each loader thread.
-        small = dict(zip(("frames", "speaker_frames", "text_tokens", "row"), columns))
+        names = "row", "frames", "speaker_frames", "text_tokens", "caption_tokens"
+        small = dict(zip(names if self.caption_tokens else names[:4], columns))
+        if self.caption_tokens:
+            small["caption_ids"] = captions
         small |= {
             "text_ids": text_ids,
             "text_positions": text_positions,
@@ -216,8 +213,9 @@ class PackedCollator(Collator):
     latents           (1, B*N, C) float32
     text_ids          (1, B*L) int64              and text_positions
     speaker           (1, B*P, C) float32         each reference zero up to whole patches
-    frames            (S,) int64                  and text_tokens, speaker_frames, row; 0 behind
-                                                  the last sample
+    frames            (S,) int64                  and text_tokens, speaker_frames, row, caption_tokens;
+                                                  0 behind the last sample
+    caption_ids       (S, C) int64
     global_batch_size () int64                    samples, in which `row` counts
     replaced          int                         corrupt samples, which are left out
     longest           tuple of 3 int              frames, tokens and reference frames that a
@@ -243,7 +241,7 @@ class PackedCollator(Collator):
         text_ids = np.full((1, L), loader.tokenizer.pad_id, np.int64)
         positions = np.full((1, L), -1, np.float32)
         ids, places = np.empty(longest[1], np.int64), np.empty(longest[1], np.float32)
-        no_caption = np.empty(0, np.int64)
+        captions = np.zeros((rows * self.policy.max_samples, self.caption_tokens), np.int64)
         fetched = loader.fetch(planned)
         # What a corrupt sample has written, the next one overwrites.
         loaded: list[Loaded] = []
@@ -255,9 +253,9 @@ class PackedCollator(Collator):
                 arrays[each.entry][0, ends[each.length] : ends[each.length] + sizes[each.length]]
                 for each in members.ARRAYS
             ]
-            into = Target([part.numpy() for part in of_row], ids, places, no_caption)
+            own = [part.numpy() for part in of_row], ids, places, captions[len(loaded)]
             try:
-                loaded.append(found := loader.load(row, fetched, into))
+                loaded.append(found := loader.load(row, fetched, Target(*own)))
             except CorruptSampleError as error:
                 loader.corrupt_samples.skip(loader.dataset, row.sample, error)
                 continue
@@ -272,7 +270,7 @@ class PackedCollator(Collator):
             arrays[member.entry][0, ends[member.length] :] = 0
         labels = np.full((1, N), IGNORE_INDEX, np.int64)
         labels[0, : ends["frames"]] = 0
-        inputs = self._inputs(batch, loaded, rows * self.policy.max_samples, text_ids, positions)
+        inputs = self._inputs(batch, loaded, text_ids, positions, captions)
         counts = {"replaced": len(planned) - len(loaded), "longest": longest}
         return inputs | arrays | counts, self._tensor(labels)
 

@@ -92,8 +92,8 @@ class LatentDataLoader(BaseDataLoader):
         row_loader = RowLoader(dataset, tokenizer, self.corrupt_samples, data.frames_per_second)
         pin_memory, verbatim = torch.cuda.is_available(), data.verbatim_fraction
         given = row_loader, policy.shapes, order, references, pin_memory, verbatim
-        captions = data.max_caption_tokens
-        is_packed, self._collator = False, Collator(*given, captions)
+        given = *given, data.max_caption_tokens
+        is_packed, self._collator = False, Collator(*given)
         if isinstance(policy, PackedPolicy):
             is_packed, self._collator = True, PackedCollator(policy, data, *given)
         self._order_lock = threading.Lock()

@@ -208,16 +208,21 @@ def _packing(valid: torch.Tensor) -> Packing:
 
 
 def prepare_packed_keys(packed: PackedStreams, masks: Sequence[torch.Tensor]) -> JointKeys:
-    """`prepare_keys` of a packed batch; masks (1, N), (1, L), (1, P) of its streams' valid keys."""
+    """`prepare_keys` of a packed batch; masks (1, N), (1, L), (1, P) and, with captions, (1, S·C) of its streams' valid
+    keys."""
     samples = packed.frames.samples
+    streams = [stream for stream in packed if stream is not None]
     segment = torch.cat(  # those of no sample come last
-        [torch.where(mask[0], stream.segment, samples) for stream, mask in zip(packed, masks)]
+        [
+            torch.where(mask[0], stream.segment[: mask.shape[1]], samples)
+            for stream, mask in zip(streams, masks)
+        ]
     )
     position = torch.empty_like(segment)
     position[segment.argsort(stable=True)] = torch.arange(len(segment), device=segment.device)
     own = torch.arange(samples, device=segment.device)[:, None] == segment
     starts = F.pad(own.sum(dim=1).cumsum(0), (1, 0)).int()
-    longest = sum(stream.longest for stream in packed)
+    longest = sum(stream.longest for stream in streams)
     frames = packed.frames
     return VarlenKeys(
         Packing(None, masks[0], frames.starts, frames.longest),

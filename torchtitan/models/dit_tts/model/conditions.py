@@ -37,7 +37,7 @@ class Conditions:
     are not text. For [model] text_positions = "aligned" only"""
 
     caption_mask: torch.Tensor | None = None
-    """(B, C) bool; None of a model without captions"""
+    """(B, C) bool, (1, S·C) of S packed samples; None of a model without captions"""
 
     @property
     def masks(self) -> tuple[torch.Tensor, ...]:
@@ -54,7 +54,9 @@ class Conditions:
         found = []
         for mask, of_mask, stream in zip(self.masks, keep, streams):
             if of_mask is not None:
-                mask = mask & (of_mask[:, None] if stream is None else of_mask[stream.segment])
+                # A model without references has no patches.
+                at = None if stream is None else stream.segment[: mask.shape[1]]
+                mask = mask & (of_mask[:, None] if at is None else of_mask[at])
             found.append(mask)
         return found
 
@@ -163,7 +165,7 @@ class ConditionedModel(ModelProtocol):
             text_rows: packing of the texts for a pretrained encoder inside the model.
             text_positions: as in `Conditions`.
             packed: where the samples are that stand in one row, B = 1.
-            caption_ids, caption_mask: (B, C), for a model that takes captions.
+            caption_ids, caption_mask: (B, C), for a model that takes captions; (S, C) of packed samples.
         """
         text = self._text_features(text_ids, text_mask, text_features, text_rows, packed)
         if self.args.text_projection:
@@ -178,6 +180,8 @@ class ConditionedModel(ModelProtocol):
         if self.caption_encoder is not None:
             assert caption_ids is not None and caption_mask is not None
             caption = self.caption_encoder(caption_ids, caption_mask)
+            caption = caption.reshape(len(text), -1, self.args.speaker_dim)
+            caption_mask = caption_mask.reshape(len(text), -1)
             speaker = torch.cat([speaker, caption.to(speaker.dtype)], dim=1)
         else:
             caption_mask = None

@@ -218,7 +218,16 @@ def _packed_flops(args: DiTTTSModelArgs, batch: MicroBatch) -> int:
     doubled, nothing = flops(*(2 * length for length in padding)), flops(0, 0, 0)
     linear = 2 * flops(*padding) - (doubled + 3 * nothing) // 2
     empty = batch.packed_slots - len(batch.lengths)
-    return sum(flops(*lengths) for lengths in batch.lengths) + linear + empty * nothing
+    executed = sum(flops(*lengths) for lengths in batch.lengths) + linear + empty * nothing
+    if args.max_caption_tokens:  # captions are padded
+
+        def attention(tokens: int) -> int:
+            whole, twice = flops(0, 0, 0, tokens), flops(0, 0, 0, 2 * tokens)
+            return (twice - 2 * whole + nothing) // 2
+
+        executed += batch.packed_slots * attention(batch.shape[-1] // batch.packed_slots)
+        executed -= sum(attention(lengths[-1]) for lengths in batch.lengths)
+    return executed
 
 
 def useful_flops(args: DiTTTSModelArgs, batch: MicroBatch) -> int:
