@@ -26,6 +26,7 @@ from titan_tts.speak.lengths import find_predictor, load_predictor
 from titan_tts.speak.load_run import LoadedRun, load_run
 from titan_tts.speak.speech_data import ExportedSpeechData, open_speech_data
 from torchtitan.models.dit_tts.config.codec_name import VOCODER, split_vocoder
+from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.config.shipped import shipped_path
 from torchtitan.models.dit_tts.errors import InputError, quiet_known_warnings, require_modules
 from torchtitan.models.dit_tts.files import write_atomic
@@ -45,7 +46,7 @@ from torchtitan.models.dit_tts.speech.codec.spectrogram import WINDOW_LENGTH
 from torchtitan.models.dit_tts.text import vocabulary as ids_of
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 
-_LENGTHS = {12: "frames", 10: "tokens", 3: "patches"}
+_LENGTHS = {12: "frames", 10: "tokens", 3: "patches", 7: "caption_tokens"}
 """lengths of the example by which the graphs are traced"""
 
 
@@ -59,26 +60,41 @@ class _Graph(nn.Module):
 
 
 def _conditions(
-    model: Any, ids: Tensor, reference: Tensor, positions: Tensor | None = None
+    model: Any,
+    ids: Tensor,
+    reference: Tensor,
+    captions: tuple[Tensor, ...],
+    positions: Tensor | None = None,
 ) -> Conditions:
+    """`captions`: ids of one, or none for a model without captions."""
     frames = reference.unflatten(-1, (-1, model.args.latent_channels)).flatten(1, 2)
     heard = torch.ones_like(frames[..., 0], dtype=torch.bool)
     text_mask = torch.ones_like(ids, dtype=torch.bool)
-    return model.encode_conditions(ids, text_mask, frames, heard, text_positions=positions)
+    found: dict[str, Any] = {"text_positions": positions}
+    if captions:
+        [ids_of_caption] = captions
+        mask = torch.ones_like(ids_of_caption, dtype=torch.bool)
+        found |= {"caption_ids": ids_of_caption, "caption_mask": mask}
+    return model.encode_conditions(ids, text_mask, frames, heard, **found)
 
 
 def _encode(
-    model: Any, ids: Tensor, positions: Tensor, frames: Tensor, reference: Tensor
+    model: Any, ids: Tensor, positions: Tensor, frames: Tensor, reference: Tensor, *captions: Tensor
 ) -> tuple[Tensor, ...]:
-    """Keys and values (blocks, 2, 1, L, H, K) of the text and of the speaker."""
-    conditions = _conditions(model, ids, reference, positions)
+    """Keys and values (blocks, 2, 1, L, H, K) of the text, of the speaker and, where the model takes one, of the caption."""
+    conditions = _conditions(model, ids, reference, captions, positions)
     [blocks] = model.block_caches(conditions, torch.zeros(1), frames)
     streams = zip(*(block.key_values for block in blocks))
-    return tuple(torch.stack([torch.stack(pair) for pair in stream]) for stream in streams)
+    text, speaker = (torch.stack([torch.stack(pair) for pair in stream]) for stream in streams)
+    if not captions:
+        return text, speaker
+    patches = conditions.speaker_mask.shape[1]
+    return text, speaker[:, :, :, :patches], speaker[:, :, :, patches:]
 
 
 def _step(objective: FlowMatching, smallest: float, model: Any, *given: Tensor) -> Tensor:
-    latents, t, text, speaker = given
+    latents, t, text, *voice = given
+    speaker = torch.cat(voice, 3)  # and caption
     shared, streams = model.timestep(t), zip(text.unbind(), speaker.unbind())
     caches = [
         BlockCache(((of_text[0], of_text[1]), (voice[0], voice[1])), layer.adaln(shared))
@@ -90,8 +106,11 @@ def _step(objective: FlowMatching, smallest: float, model: Any, *given: Tensor) 
     return objective.velocity(output, latents, t, smallest)
 
 
-def _length(model: Any, ids: Tensor, reference: Tensor, has_speaker: Tensor) -> Tensor:
-    return model.log_frames(_conditions(model, ids, reference), has_speaker)
+def _length(
+    model: Any, ids: Tensor, reference: Tensor, has_speaker: Tensor, *of_caption: Tensor
+) -> Tensor:
+    conditions = _conditions(model, ids, reference, of_caption[:1])
+    return model.log_frames(conditions, has_speaker, *of_caption[1:])
 
 
 class _Matrices(TorchFunctionMode):
@@ -154,7 +173,7 @@ def export_onnx(options: Options, out: Path) -> str:
 def _write_graphs(
     out: Path, loaded: LoadedRun, predictor: LoadedRun, codec: MelDctCodec, dtype: str
 ) -> None:
-    frames, tokens, patches = _LENGTHS
+    frames, tokens, patches, caption_tokens = _LENGTHS
     args, steps = loaded.model.args, plan_steps(loaded.config.sampling)
     smallest = min((1.0 - t for step in steps for t in step.times if t < 1.0), default=1.0)
     heads = args.n_heads, args.dim // args.n_heads
@@ -163,21 +182,27 @@ def _write_graphs(
         "positions": torch.rand(1, tokens),
         "frames": torch.tensor([float(frames)]),
         "reference": torch.randn(1, patches, args.speaker_patch_size * args.latent_channels),
-        "has_speaker": torch.ones(1, dtype=torch.bool),
+        "caption": torch.full((1, caption_tokens), ord("a")),
+        **dict.fromkeys(("has_speaker", "has_caption"), torch.ones(1, dtype=torch.bool)),
         "latents": torch.randn(1, frames, args.latent_channels),
         "t": torch.ones(1),
         "text": torch.randn(args.n_layers, 2, 1, tokens, *heads),
         "speaker": torch.randn(args.n_layers, 2, 1, patches, *heads),
+        "caption_keys": torch.randn(args.n_layers, 2, 1, caption_tokens, *heads),
         "noise": torch.randn(1, frames, codec.hop_length),
     }
+    caption, caption_keys = (
+        name * bool(args.max_caption_tokens) for name in ("caption", "caption_keys")
+    )
+    heard = "caption has_caption" * bool(predictor.model.args.max_caption_tokens)
     graphs: dict[str, tuple[Any, Callable[..., Any], str]] = {
-        "encoder": (loaded.model, _encode, "ids positions frames reference"),
+        "encoder": (loaded.model, _encode, f"ids positions frames reference {caption}"),
         "step": (
             loaded.model,
             partial(_step, loaded.objective, smallest),
-            "latents t text speaker",
+            f"latents t text speaker {caption_keys}",
         ),
-        "length": (predictor.model, _length, "ids reference has_speaker"),
+        "length": (predictor.model, _length, f"ids reference has_speaker {heard}"),
         "sound": (codec.vocoder, partial(_sound, codec, _Matrices()), "latents noise"),
     }
     for name, (model, run, inputs) in graphs.items():
@@ -192,16 +217,18 @@ def _settings(loaded: LoadedRun, codec: MelDctCodec, voice: str) -> dict[str, An
     sampling, data, args = loaded.config.sampling, loaded.config.data, loaded.model.args
     return {
         **{"format": FORMAT, "voice": voice, "reader": reader_arguments(loaded.tokenizer)},
-        "steps": [
-            (step.times, step.width, [branch[:3] for branch in step.branches])
-            for step in plan_steps(replace(sampling, caption_scale=0.0))
-        ],
+        "steps": _planned(replace(sampling, caption_scale=0.0)),
+        **{"caption_steps": _planned(sampling), "max_caption": data.max_caption_tokens},
         "noise_scale": float(sampling.truncation_factor),
         **{"patch": args.speaker_patch_size, "channels": args.latent_channels},
         **{"max_frames": data.max_frames, "max_reference": data.max_speaker_frames},
         **{"max_tokens": data.max_text_tokens, "hop": codec.hop_length},
         "sample_rate": codec.sample_rate,
     }
+
+
+def _planned(sampling: Sampling) -> list[tuple[Any, ...]]:
+    return [(step.times, step.width, step.branches) for step in plan_steps(sampling)]
 
 
 def reader_arguments(tokenizer: ConditionedTokenizer) -> dict[str, Any]:
@@ -229,7 +256,7 @@ def _check(loaded: LoadedRun, codec: str, predictor: LoadedRun | None) -> None:
         "[encoder] convention or added_tokens": vocabulary.convention or vocabulary.added,
         "a speaker encoder of whole patches": not loaded.model.args.speaker_partial_patches,
         "[data] conditioning": vocabulary.conditioning,
-        "[data] max_caption_tokens": config.data.max_caption_tokens,
+        "no speaker encoder": not loaded.model.args.speaker_reference,
         "[objective] loss_on_padding": config.objective.loss_on_padding,
         "[sampling] rescale_k": sampling.rescale_k != 1.0,
         "[sampling] speaker_kv_scale": sampling.speaker_kv_scale != 1.0,

@@ -16,9 +16,10 @@ def _run(args: list[str]) -> None:
     parser.add_argument("--text", required=True)
     parser.add_argument("--out", required=True, help="a file .wav")
     parser.add_argument("--voice", help="one of the folder's; the default one if left out")
+    parser.add_argument("--caption", default="", help="how the voice sounds, in words")
     given = parser.parse_args(args)
     voice = load(given.folder)
-    sound = voice.speak(given.text, given.voice)
+    sound = voice.speak(given.text, given.voice, caption=given.caption)
     with wave.open(given.out, "wb") as file:
         file.setparams((1, 2, voice.sample_rate, 0, "NONE", ""))
         file.writeframes((sound * 32767).round().astype("<i2").tobytes())

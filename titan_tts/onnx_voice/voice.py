@@ -1,9 +1,10 @@
 """A voice of ONNX graphs: reads its folder, which may be a stranger's, and speaks by it.
 
-voice.json     SETTINGS; reader: arguments of `Reader`; steps: as `flow.solvers.Step`, (times, width, branches)
-encoder.onnx   text and reference -> keys and values of both in all blocks
+voice.json     SETTINGS; reader: arguments of `Reader`; steps: as `flow.solvers.Step`, (times, width, branches);
+               caption_steps: with captions, max_caption bytes of which are read, 0: the voice takes none
+encoder.onnx   text, reference and caption -> keys and values of each in all blocks
 step.onnx      noisy latents, time, keys and values -> velocity; guidance and solver are here
-length.onnx    text and reference -> logarithm of the latent frames
+length.onnx    text, reference and caption -> logarithm of the latent frames
 sound.onnx     latents and white noise -> waveform
 voices.npz, aligner.npz
 """
@@ -20,11 +21,13 @@ from titan_tts.onnx_voice.reader import Reader
 from titan_tts.speak.long_text import clean_text, split_text
 from torchtitan.models.dit_tts.bounded import read_arrays, read_bytes, read_json_file
 from torchtitan.models.dit_tts.errors import check_range, reading, require
+from torchtitan.models.dit_tts.files import nfc
 from torchtitan.models.dit_tts.text.aligner import ALIGNER_FILE, load_aligner
 
 FORMAT = "titan-tts-onnx 1"
 SETTINGS: dict[str, type] = {
-    **{"format": str, "voice": str, "reader": dict, "steps": list, "noise_scale": float},
+    **{"format": str, "voice": str, "reader": dict, "steps": list, "caption_steps": list},
+    **{"noise_scale": float, "max_caption": int},
     **dict.fromkeys(("patch", "channels", "max_frames", "max_tokens", "max_reference"), int),
     **dict.fromkeys(("hop", "sample_rate"), int),
 }
@@ -41,18 +44,26 @@ Voice = str | np.ndarray | None
 def _checked(found: Any) -> dict[str, Any]:
     """The content of voice.json. Raises an error of any kind where it is not that."""
     for name, kind in SETTINGS.items():
-        if type(found[name]) is not kind or (kind is int and not 0 < found[name] <= 2**20):
+        if type(found[name]) is not kind or (
+            kind is int and not (name != "max_caption") <= found[name] <= 2**20
+        ):
             raise ValueError(f"{name} = {str(found[name])[:40]!r}")
     if found["format"] != FORMAT:
         raise ValueError(f"not of the format {FORMAT!r}")
-    steps = [
-        (tuple(map(float, times)), float(width), [(float(s), bool(t), bool(v)) for s, t, v in way])
-        for times, width, way in found["steps"]
-    ]
-    numbers = [n for times, width, way in steps for n in (*times, width, *sum(way, ()))]
-    if len(numbers) > 10_000 or not np.isfinite([*numbers, found["noise_scale"]]).all():
-        raise ValueError("its steps are too many, or not finite")
-    return {**found, "steps": steps}
+    plans = {}
+    for name in ("steps", "caption_steps"):
+        plans[name] = steps = [
+            (
+                tuple(map(float, times)),
+                float(width),
+                [(float(s), *map(bool, has)) for s, *has in way],
+            )
+            for times, width, way in found[name]
+        ]
+        numbers = [n for times, width, way in steps for n in (*times, width, *sum(way, ()))]
+        if len(numbers) > 10_000 or not np.isfinite([*numbers, found["noise_scale"]]).all():
+            raise ValueError("its steps are too many, or not finite")
+    return found | plans
 
 
 def _graph(path: Path, threads: int) -> Any:
@@ -101,29 +112,32 @@ class OnnxVoice:
     def sample_rate(self) -> int:
         return self.settings["sample_rate"]
 
-    def speak(self, text: str, voice: Voice = None, seed: int = 0) -> np.ndarray:
-        """(samples,) float32 in [-1, 1] of a text, a long one in pieces. `seed`: of the noise."""
+    def speak(self, text: str, voice: Voice = None, seed: int = 0, caption: str = "") -> np.ndarray:
+        """(samples,) float32 in [-1, 1] of a text, a long one in pieces. `seed`: of the noise. `caption`: how the voice
+        sounds, in words, of a folder that takes captions."""
         most = self.settings["max_frames"]
 
         def sizes(texts: Sequence[str]) -> list[float]:
             tokens = [len(self.reader(each)[0]) / self.settings["max_tokens"] for each in texts]
             return [
-                size if size > 1 else max(size, self.frames(each, voice) / most)
+                size if size > 1 else max(size, self.frames(each, voice, caption) / most)
                 for each, size in zip(texts, tokens, strict=True)
             ]
 
         sounds = []
         for number, piece in enumerate(split_text(clean_text(text), sizes)):
-            latents = self.latents(piece, self.frames(piece, voice), voice, seed + number)
+            frames = self.frames(piece, voice, caption)
+            latents = self.latents(piece, frames, voice, seed + number, caption=caption)
             sounds.append(self.decode(latents))
         return _joined(sounds, self.sample_rate)
 
-    def frames(self, text: str, voice: Voice = None) -> int:
+    def frames(self, text: str, voice: Voice = None, caption: str = "") -> int:
         """Latent frames that a text takes."""
         reference, (ids, _) = self._reference(voice), self.reader(text)
         given = {"ids": ids[None], "has_speaker": np.array([len(reference) > 0])}
+        given |= {"reference": self._patches(reference)} | self._captioned(caption)
         with reading(self.folder / "length.onnx", _AGAIN):
-            [found] = self._run("length", given | {"reference": self._patches(reference)})
+            [found] = self._run("length", given)
             frames = math.exp(min(float(found[0]), 50))
             if not frames <= _LONGEST * self.settings["max_frames"]:
                 raise ValueError(f"it gives {frames:.3g} frames to {text[:40]!r}")
@@ -136,20 +150,24 @@ class OnnxVoice:
         voice: Voice = None,
         seed: int = 0,
         noise: np.ndarray | None = None,
+        caption: str = "",
     ) -> np.ndarray:
         """(frames, C) float32 of one piece of a text. `noise`: (frames, C); None: drawn from the seed."""
         (ids, positions), reference = self.reader(text), self._reference(voice)
         given = {"ids": ids[None], "positions": positions[None]}
         given |= {"frames": np.array([frames], np.float32), "reference": self._patches(reference)}
+        given |= self._captioned(caption)
         if noise is None:
             size = frames, self.settings["channels"]
             noise = np.random.default_rng(seed).standard_normal(size, np.float32)
         with reading(self.folder / "step.onnx", _AGAIN):
-            keys = dict(zip(("text", "speaker"), self._run("encoder", given), strict=True))
-            if not len(reference):
-                keys["speaker"] = keys["speaker"][:, :, :, :0]
+            text_keys, *others = self._run("encoder", given)
+            has_caption = given["has_caption"][0]
+            is_there = len(reference) > 0, has_caption
+            keys = [text_keys, *(k if has else k[:, :, :, :0] for k, has in zip(others, is_there))]
             x = np.float32(self.settings["noise_scale"]) * noise[None]
-            for (begin, *inner), width, branches in self.settings["steps"]:  # see flow.solvers
+            steps = self.settings["caption_steps" if has_caption else "steps"]  # see flow.solvers
+            for (begin, *inner), width, branches in steps:
                 slope = self._velocity(x, begin, keys, branches)
                 for t in inner:
                     weight = width / (2.0 * (t - begin))
@@ -170,13 +188,13 @@ class OnnxVoice:
             return self._run("sound", given)[0].clip(-1, 1)
 
     def _velocity(
-        self, x: np.ndarray, t: float, keys: dict[str, np.ndarray], branches: Sequence[Any]
+        self, x: np.ndarray, t: float, keys: Sequence[np.ndarray], branches: Sequence[Any]
     ) -> np.ndarray:
         """The guided velocity, see flow.guidance. A branch lacks the keys of a condition."""
         given, found = {"latents": x, "t": np.array([t], np.float32)}, []
-        for _, *has in ((0.0, True, True), *branches):
-            kept = [key if kept else key[:, :, :, :0] for key, kept in zip(keys.values(), has)]
-            found += self._run("step", given | dict(zip(keys, kept)))
+        for _, *has in ((0.0, True, True, True), *branches):
+            kept = [key if kept else key[:, :, :, :0] for key, kept in zip(keys, has)]
+            found += self._run("step", given | dict(zip(("text", "speaker", "caption_keys"), kept)))
         scales = (np.float32(scale) for scale, *_ in branches)
         return found[0] + sum(s * (found[0] - other) for s, other in zip(scales, found[1:]))
 
@@ -193,6 +211,12 @@ class OnnxVoice:
             require(voice in known, f"there is no voice {voice!r}; the folder has: {has}")
             voice = known[voice]
         return voice[: self.settings["max_reference"]].astype(np.float32)
+
+    def _captioned(self, caption: str) -> dict[str, np.ndarray]:
+        most = self.settings["max_caption"]
+        require(most > 0 or not caption, f"{self.folder} takes no captions; leave caption out")
+        ids = list(nfc(caption).strip().encode("utf-8", "replace")[:most])
+        return {"caption": np.array([ids or [0]]), "has_caption": np.array([bool(ids)])}
 
     def _patches(self, reference: np.ndarray) -> np.ndarray:
         """(1, P, patch * C) of a reference; without one, of zeros."""

@@ -18,7 +18,7 @@ export async function open(folder) {
     return found.ok && found.arrayBuffer()
   }
   const settings = JSON.parse(new TextDecoder().decode(await fetched("voice.json")))
-  const { reader, channels, patch, hop, max_reference, noise_scale, steps } = settings
+  const { reader, channels, patch, hop, max_reference, max_caption, noise_scale } = settings
   if (settings.format != "titan-tts-onnx 1" || !/^en/.test(reader.language) || reader.in_bytes)
     throw Error(`${folder} is no export of a model that reads the phones of English`)
   const voices = arrays(await fetched("voices.npz")), aligner = arrays(await fetched("aligner.npz"))
@@ -55,47 +55,52 @@ export async function open(folder) {
     return spoken.map((_, i) => (ends[i] + ends[i + 1]) / 2 / end)
   }
 
-  /** What encoder and length predictor see of a text and a voice. */
-  async function conditions(text, voice) {
+  /** What encoder and length predictor see of a text, a voice and a caption. */
+  async function conditions(text, voice, caption) {
     const spoken = [...(await phones(text))], unknown = spoken.filter(c => !(c in reader.ids))
     if (unknown.length) throw Error(`the voice was not trained with the characters ${unknown.join(" ")}; leave them out`)
-    const ids = [reader.ends[0], ...spoken.map(c => reader.ids[c]), reader.ends[1]], shape = [1, ids.length]
+    const ids = [reader.ends[0], ...spoken.map(c => reader.ids[c]), reader.ends[1]]
+    const numbers = ids => new ort.Tensor("int64", ids.map(BigInt), [1, ids.length])
     const latents = voice ? voices[voice]?.slice(0, max_reference * channels) : []
     if (!latents) throw Error(`there is no voice ${voice}; the folder has: ${Object.keys(voices).join(", ")}`)
+    const words = [...new TextEncoder().encode(caption.normalize("NFC").trim())].slice(0, max_caption)
+    if (caption && !max_caption) throw Error("the voice takes no captions")
     const patches = Math.max(1, Math.ceil(latents.length / patch / channels))
     const reference = new Float32Array(patches * patch * channels)
     reference.set(latents)
     return {
-      ids: new ort.Tensor("int64", ids.map(BigInt), shape),
-      positions: tensor(aligner ? [-1, ...positions(spoken), -1] : ids.map(() => -1), shape),
+      ids: numbers(ids),
+      caption: numbers(words.length ? words : [0]),
+      positions: tensor(aligner ? [-1, ...positions(spoken), -1] : ids.map(() => -1), [1, ids.length]),
       reference: tensor(reference, [1, patches, patch * channels]),
       has_speaker: new ort.Tensor("bool", [!!voice], [1]),
+      has_caption: new ort.Tensor("bool", [words.length > 0], [1]),
     }
   }
 
   /** Latent frames that a text takes. */
-  async function frames(text, voice) {
-    const [found] = await run("length", await conditions(text, voice))
+  async function frames(text, voice, caption = "") {
+    const [found] = await run("length", await conditions(text, voice, caption))
     return Math.max(1, Math.round(Math.exp(found.data[0])))
   }
 
   /** (frames * channels) of a text, of noise of the same size. */
-  async function latents(text, voice, noise) {
+  async function latents(text, voice, noise, caption = "") {
     const length = noise.length / channels
-    const keys = await run("encoder", { ...(await conditions(text, voice)), frames: tensor([length], [1]) })
-    const none = keys.map(({ dims }) => tensor([], dims.with(3, 0)))
-    if (!voice) keys[1] = none[1]
+    const given = { ...(await conditions(text, voice, caption)), frames: tensor([length], [1]) }
+    const kept = (keys, has) => keys.map((key, n) => (has[n] ? key : tensor([], key.dims.with(3, 0))))
+    const [has_caption] = given.has_caption.data, keys = kept(await run("encoder", given), [true, voice, has_caption])
     async function velocity(x, t, branches) {
       const found = [], given = { latents: tensor(x, [1, length, channels]), t: tensor([t], [1]) }
-      for (const [, ...has] of [[0, true, true], ...branches]) {
-        const [text, speaker] = keys.map((key, n) => (has[n] ? key : none[n]))
-        found.push((await run("step", { ...given, text, speaker }))[0].data)
+      for (const [, ...has] of [[0, true, true, true], ...branches]) {
+        const [text, speaker, caption_keys] = kept(keys, has)
+        found.push((await run("step", { ...given, text, speaker, caption_keys }))[0].data)
       }
       const [first, ...others] = found
       return first.map((v, i) => branches.reduce((sum, [scale], n) => sum + scale * (v - others[n][i]), v))
     }
     let x = noise.map(v => v * noise_scale)
-    for (const [[begin, ...inner], width, branches] of steps) {
+    for (const [[begin, ...inner], width, branches] of settings[has_caption ? "caption_steps" : "steps"]) {
       let slope = await velocity(x, begin, branches)
       for (const t of inner) {
         const weight = width / (2 * (t - begin))
@@ -108,8 +113,9 @@ export async function open(folder) {
   }
 
   /** Samples in [-1, 1], `settings.sample_rate` per second. `voice`: one of `voices`, or "" for no particular one. */
-  async function speak(text, voice = settings.voice) {
-    const length = await frames(text, voice), said = await latents(text, voice, normal(length * channels))
+  async function speak(text, voice = settings.voice, caption = "") {
+    const length = await frames(text, voice, caption)
+    const said = await latents(text, voice, normal(length * channels), caption)
     const given = { latents: tensor(said, [1, length, channels]), noise: tensor(normal(length * hop), [1, length, hop]) }
     return (await run("sound", given))[0].data.map(v => Math.min(1, Math.max(-1, v)))
   }
