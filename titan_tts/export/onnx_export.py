@@ -183,7 +183,8 @@ def _write_graphs(
         "frames": torch.tensor([float(frames)]),
         "reference": torch.randn(1, patches, args.speaker_patch_size * args.latent_channels),
         "caption": torch.full((1, caption_tokens), ord("a")),
-        **dict.fromkeys(("has_speaker", "has_caption"), torch.ones(1, dtype=torch.bool)),
+        # Two tensors: the graph would have one input for one.
+        **{name: torch.ones(1, dtype=torch.bool) for name in ("has_speaker", "has_caption")},
         "latents": torch.randn(1, frames, args.latent_channels),
         "t": torch.ones(1),
         "text": torch.randn(args.n_layers, 2, 1, tokens, *heads),

@@ -138,8 +138,9 @@ class Planner:
             streams = np.array(policy.shapes[0]) * sizes[0]
             samples = streams[0] * policy.useful_fraction / policy.lengths[:, 0].mean()
             samples = max(1, round(samples))
-            lengths = Lengths(*(-(-streams // samples)).tolist(), captions)
-            return [(1.0, Batches(lengths, samples, accumulation))]
+            lengths = Lengths(*(-(-streams // samples)).tolist())
+            mean = replace(lengths, caption_tokens=captions)
+            return [(1.0, Batches(mean, samples, accumulation))]
         steps = np.array(policy.sample_counts) / np.array(policy.batch_sizes)
         parts = (steps / steps.sum()).tolist()
         return [

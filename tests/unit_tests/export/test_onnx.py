@@ -245,7 +245,6 @@ def test_what_it_cannot_do_is_said_before_it_is_written(made, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-# npm install --no-save $(grep -oE '[a-z-]+@[0-9.]+' titan_tts/onnx_voice/page/index.html)
 PACKAGES = Path(onnx_voice.__file__).parents[2] / "node_modules"
 
 
@@ -253,7 +252,7 @@ PACKAGES = Path(onnx_voice.__file__).parents[2] / "node_modules"
 async def browsed(folder: Path, site: Path):
     """The page of a voice in Chromium, with packages of this machine."""
     if not (PACKAGES / "phonemizer").exists():
-        pytest.skip("node_modules has no onnxruntime-web and phonemizer; see PACKAGES")
+        pytest.skip("node_modules has no onnxruntime-web and phonemizer; .ci/run installs them")
     shutil.copytree(folder, site)
     (site / "packages").symlink_to(PACKAGES)
     page, own = site / "index.html", r"./packages/\1/"

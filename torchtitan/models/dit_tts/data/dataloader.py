@@ -90,9 +90,8 @@ class LatentDataLoader(BaseDataLoader):
         self.skipped: set[int] = set()
         self.corrupt_samples = CorruptSampleCounter(data.on_error, data.max_corrupt_fraction)
         row_loader = RowLoader(dataset, tokenizer, self.corrupt_samples, data.frames_per_second)
-        pin_memory, verbatim = torch.cuda.is_available(), data.verbatim_fraction
-        given = row_loader, policy.shapes, order, references, pin_memory, verbatim
-        given = *given, data.max_caption_tokens
+        choices = torch.cuda.is_available(), data.verbatim_fraction, data.max_caption_tokens
+        given = row_loader, policy.shapes, order, references, *choices
         is_packed, self._collator = False, Collator(*given)
         if isinstance(policy, PackedPolicy):
             is_packed, self._collator = True, PackedCollator(policy, data, *given)
