@@ -36,10 +36,10 @@ export async function open(folder) {
   /** Phones by espeak-ng, with the text's punctuation. */
   async function phones(text) {
     const parts = text.normalize("NFC").trim().replace(/\s+/g, " ").split(MARKS)
-    for (let n = 0; n < parts.length; n += 2) // between marks
-      if (parts[n]) parts[n] = (await phonemize(parts[n], reader.language)).join(" ").trim()
-    // Flags of other languages go. Before r today's espeak-ng says ɔː where that of phonemizer.js says oː.
-    return parts.join("").replace(/\(.*?\)|_/g, "").replaceAll("oː", "ɔː").trim()
+    for (let n = 0; n < parts.length; n += 2) // between marks; flags of other languages go
+      if (parts[n]) parts[n] = (await phonemize(parts[n], reader.language)).join(" ").replace(/\(.*?\)|_/g, "").trim()
+    // Before r today's espeak-ng says ɔː where that of phonemizer.js says oː.
+    return parts.join("").replaceAll("oː", "ɔː").trim()
   }
 
   /** Where in the speech each phone is expected, as by text/aligner.py. */
