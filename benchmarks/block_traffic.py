@@ -1,5 +1,5 @@
-"""Kernels and bytes of a compiled decoder block, forward and backward, of the noising and of a frozen text encoder, without a
-device.
+"""Kernels and bytes of a compiled decoder block, forward and backward, of the noising and of a frozen text encoder, and what
+the host launches in a step, without a device.
 
     python -m benchmarks.block_traffic
 
@@ -12,20 +12,27 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
 import triton
+from functorch.compile import make_boxed_func
+from torch._dynamo import register_backend
+from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 from torch._inductor import ir
 from torch._inductor.graph import GraphLowering
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from triton.backends.compiler import GPUTarget
 
 from tools.gpu_check.kernels import SHAPE, block_inputs
+from tools.gpu_check.supervisor import ROOT
+from torchtitan.models.dit_tts import main as training
+from torchtitan.models.dit_tts import trainer
 from torchtitan.models.dit_tts.config.job_config import JobConfig
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.flow.objective import build_objective
@@ -110,11 +117,15 @@ def block_traffic(
 
 
 class _Operators(TorchDispatchMode):
-    """Counts operators that compute, as the host launches them one by one."""
+    """Counts operators that compute, as the host launches them one by one, outside of graphs by the backend `unseen`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += not func.is_view
@@ -151,6 +162,43 @@ def outside_traffic(
     return counts
 
 
+def _unseen(module: Any, inputs: Any) -> Any:
+    def run(*given: Any) -> Any:
+        with _disable_current_modes():
+            return module(*given)
+
+    return make_boxed_func(run)
+
+
+@register_backend
+def unseen(module: Any, inputs: Any) -> Any:
+    """A backend of torch.compile whose graphs launch nothing that `_Operators` counts."""
+    return aot_autograd(fw_compiler=_unseen, bw_compiler=_unseen)(module, inputs)
+
+
+def step_operators(*keys: str) -> int:
+    """Operators that the host launches in a training step of `debug`, of one micro-batch, without those in graphs of the
+    backend `unseen`. `keys`: arguments of the config."""
+    found: list[int] = []
+
+    class Counted(trainer.DiTTTSTrainer):
+        def train_step(self, data_iterator: Any) -> None:
+            if self.step == 1:  # compiles
+                return super().train_step(data_iterator)
+            with _Operators() as operators:
+                super().train_step(data_iterator)
+            found.append(operators.count)
+
+    sizes = ("training.local_batch_size", "training.global_batch_size", "data.batch_multiple")
+    with TemporaryDirectory() as runs, mock.patch.object(trainer, "DiTTTSTrainer", Counted):
+        given = [f"--job.config_file={ROOT}/train_configs/debug.toml", f"--job.dump_folder={runs}"]
+        given += ["--benchmark.enable", "--benchmark.steps=1", "--benchmark.warmup_steps=1"]
+        given += ["--benchmark.lengths=longest", *(f"--{size}=2" for size in sizes)]
+        torch._dynamo.reset()
+        assert training.train([*given, *keys]) == 0
+    return found[-1]
+
+
 def _said(found: Counter[str]) -> str:
     kinds = ("generated", "own", "library")
     return "; ".join(
@@ -168,6 +216,13 @@ def main() -> None:
     config = load_config([*keys, "--compile.components", "text_encoder"])
     for name, (operators, found) in outside_traffic(config, *SHAPE[:3]).items():
         print(f"{name}: {operators} operators; compiled {_said(found)}")
+    compiled = ["--compile.enable", "--compile.backend=unseen", "--compile.components", "model"]
+    for said, keys in {
+        "a step of debug": [],
+        "outside its blocks": compiled,
+        "outside what can be compiled": [*compiled, "encoders", "loss"],
+    }.items():
+        print(f"{said}: {step_operators(*keys)} operators")
 
 
 if __name__ == "__main__":

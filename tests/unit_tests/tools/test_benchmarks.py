@@ -46,10 +46,20 @@ def test_traffic_of_a_block_counts_its_weights_and_its_norms():
         assert backward["own kernels"] in (kernels, 2 * kernels)  # forward's may be repeated
         # Six products, two of AdaLN's, attention.
         assert forward["library kernels"] == 6 + 2 + 1
-        x, modulation, gate = (2 * samples * args.dim * 2 for samples in (16, 6, 2))  # bytes
+        x, modulation, gate = (2 * samples * args.dim * 2 for samples in (16, 6, 1))  # bytes
         # Two tensors by the first, four by the second.
         assert forward["own bytes"] == kernels * (3 * x + modulation + gate / 2)
         assert backward["generated kernels"] > forward["generated kernels"] > 10
+
+
+@pytest.mark.slow
+def test_operators_of_a_step():
+    from benchmarks.block_traffic import step_operators
+
+    compiled = ["--compile.enable", "--compile.backend=unseen", "--compile.components", "model"]
+    found = [step_operators(*keys) for keys in ([], compiled, [*compiled, "encoders", "loss"])]
+    assert found[0] > found[1] + 4 * 200  # four blocks, forward and backward
+    assert found[1] > found[2] + 600 > 700  # the noising, and more
 
 
 @pytest.mark.slow
