@@ -143,6 +143,7 @@ def main(args: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=400, help="of the fine-tunes")
     parser.add_argument("--scratch", nargs="*", type=int, default=[400, 800], help="steps likewise")
     parser.add_argument("--heldout", type=int, default=40, help="sentences that no run has heard")
+    parser.add_argument("--noise-seeds", type=int, default=2, help="of each sentence")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=ROOT / "outputs/new_language")
     options = parser.parse_args(args)
@@ -172,13 +173,17 @@ def main(args: list[str]) -> int:
         given += ["--job.dump_folder", str(out), "--job.experiment", f"scratch-{steps}"]
         trained("train", given, f"scratch-{steps}")
     recordings = ["--recordings", str(out / f"{most:g}-minutes.jsonl"), "--language", "es"]
-    heard = ["--recognizer", "whisper-base", *recordings]
+    seeds = ["--seeds", str(options.noise_seeds)]
+    heard = ["--recognizer", "whisper-base", *seeds, *recordings]
     found = {"spanish": evaluated(out / "spanish", runs, data / "heldout", *heard)}
-    heard = ["--recognizer", "whisper-tiny.en", "--encoder", "phones:en-us"]
-    learned = runs[: len(options.minutes) + 1]
+    heard = ["--recognizer", "whisper-tiny.en", *seeds, "--encoder", "phones:en-us"]
+    heard += ["--language", "en"]
+    learned = runs[: len(options.minutes)]
     test = english(out, options.heldout)
     found["english"] = evaluated(out / "english", learned, test, *heard)
-    settings = {name: getattr(options, name) for name in ("minutes", "steps", "seed")}
+    settings = {
+        name: getattr(options, name) for name in ("minutes", "steps", "seed", "noise_seeds")
+    }
     write_report(out / "new_language.json", settings | {"voices": VOICES} | found)
     return 0
 

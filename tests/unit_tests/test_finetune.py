@@ -3,13 +3,17 @@
 import hashlib
 import json
 import shutil
+from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from titan_tts import finetune_command
 from titan_tts.cli import main
+from titan_tts.evaluate import comparison
 from torchtitan.models.dit_tts.config import exported, manager
+from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 
 CHANNELS = 8
@@ -47,7 +51,7 @@ def finetune(tmp_path, monkeypatch):
         assert main(["finetune", "base", call.recordings, "out", *more]) == 0
         return commands
 
-    call.recordings, call.encoder = "data", config.encoder
+    call.recordings, call.config = "data", config
     return call
 
 
@@ -131,7 +135,7 @@ def test_a_base_of_phones_learns_another_language(finetune, tmp_path, capsys):
     (tmp_path / "list.jsonl").write_text("\n".join(rows))
     (tmp_path / "out/data").symlink_to(tmp_path / "data")
     finetune.recordings = "list.jsonl"
-    finetune.encoder.model, finetune.encoder.normalize = "phones:en-us", "en"
+    finetune.config.encoder.model, finetune.config.encoder.normalize = "phones:en-us", "en"
     for language, *reads in (
         ("es", "phones:es", ""),
         ("ja", "phones:ja", "ja"),
@@ -156,8 +160,20 @@ def test_a_base_of_phones_learns_another_language(finetune, tmp_path, capsys):
         (tmp_path / "out/finetune.json").unlink()
         assert main(["finetune", "base", "list.jsonl", "out", *given]) == 2
         assert words in capsys.readouterr().err
-    finetune.encoder.model = "chars"  # of no language
+    finetune.config.encoder.model = "chars"  # of no language
     assert "chars" in finetune(SECONDS, 1.0, "--language=es")["train"]
+
+
+def test_what_is_forgotten_is_read_in_the_language_of_the_base(finetune, monkeypatch):
+    now = replace(finetune.config, encoder=Encoder(model="phones:es"))
+    finetune.config.encoder.model = "phones:en-us"
+    of = lambda folder, args=(): now if folder.name == "run" else finetune.config  # noqa: E731
+    monkeypatch.setattr(manager, "load_run_config", of)
+    monkeypatch.setattr(comparison, "comparison_page", Mock())
+    options = "--recognizer=words:one", "--keep-test=data/heldout"
+    asked = finetune(SECONDS, 1.0, *options)["evaluate"]
+    assert asked[asked.index("--out") + 1] == "out/forgotten"
+    assert asked[asked.index("--encoder") + 1] == "phones:en-us"
 
 
 @pytest.mark.parametrize("wanted, held", [(12, 4), (20, 5), (70, 7)])
