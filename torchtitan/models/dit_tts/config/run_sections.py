@@ -205,7 +205,7 @@ class Samples:
     """Seed of the noise, which is the same in every set"""
 
     recognizer: str = ""
-    """Speech recognizer that transcribes the samples: whisper-tiny.en (offline), whisper:large-v3 (or a folder),
+    """Speech recognizer that transcribes the samples: whisper-tiny.en or whisper-base (offline), whisper:large-v3 (or a folder),
     faster-whisper:large-v3, words:zero,one,... (offline, for texts of these words only), package.module:factory; empty:
     nothing"""
 
