@@ -223,13 +223,16 @@ def _encoder(options: Options, config: "JobConfig") -> dict[str, str]:
 
     model, normalize = config.encoder.model, str(config.encoder.normalize)
     code, of_base = options.language.lower().replace("_", "-"), language_of(model)
-    if code and of_base and code.split("-")[0] != of_base.split("-")[0]:
+    short = code.split("-")[0]
+    code = "cmn" if short == "zh" else code  # espeak-ng's name
+    is_code = 0 < len(short) <= 3  # "German" may be the base's
+    if is_code and of_base and code.split("-")[0] != of_base.split("-")[0]:
         Phonemizer(code)  # or an error that lists all languages
         show(f"the base reads {model}; texts in {options.language} are read as phones:{code}")
         new = f"--language = {options.language!r}, which {options.base} does not read"
         require(options.method == "full", f"{new}, nor an adapter learns; give --method full")
         require(not options.keep, f"{new}, as data of --keep are in its own; leave --keep out")
-        model, normalize = f"phones:{code}", code if normalize and code in LANGUAGES else ""
+        model, normalize = f"phones:{code}", short if normalize and short in LANGUAGES else ""
     return {"encoder.model": model, "encoder.normalize": normalize}
 
 

@@ -140,7 +140,9 @@ def test_a_base_of_phones_learns_another_language(finetune, tmp_path, capsys):
         ("es", "phones:es", ""),
         ("ja", "phones:ja", "ja"),
         ("fr_FR", "phones:fr-fr", ""),
+        ("zh", "phones:cmn", "zh"),
         ("en-GB", "phones:en-us", "en"),
+        ("English", "phones:en-us", "en"),
         ("", "phones:en-us", "en"),
     ):
         commands = finetune(SECONDS, 1.0, f"--language={language}")
