@@ -8,10 +8,13 @@ compiled or run. The generated kernels are counted, and the bytes that each must
 own count. Attention is the CPU's. These are no measurements: how fast the kernels are is not in them.
 """
 
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from statistics import median
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
@@ -179,24 +182,46 @@ def unseen(module: Any, inputs: Any) -> Any:
 def step_operators(*keys: str) -> int:
     """Operators that the host launches in a training step of `debug`, of one micro-batch, without those in graphs of the
     backend `unseen`. `keys`: arguments of the config."""
-    found: list[int] = []
 
-    class Counted(trainer.DiTTTSTrainer):
+    def count(step: Callable[[], None]) -> int:
+        with _Operators() as operators:
+            step()
+        return operators.count
+
+    return _of_steps(count, *keys)[-1]
+
+
+def step_milliseconds(*keys: str) -> float:
+    """CPU time of this process in such a step, the median of ten; its samples have 16 frames, so that launching is most of it."""
+
+    def measure(step: Callable[[], None]) -> float:
+        began = time.process_time()
+        step()
+        return 1e3 * (time.process_time() - began)
+
+    sizes = ("max_frames", "max_speaker_frames", "max_text_tokens")
+    return median(_of_steps(measure, *(f"--data.{size}=16" for size in sizes), *keys))
+
+
+def _of_steps(measure: Callable[[Callable[[], None]], Any], *keys: str) -> list[Any]:
+    """What `measure` returns for each of ten training steps, behind two."""
+    found: list[Any] = []
+
+    class Measured(trainer.DiTTTSTrainer):
         def train_step(self, data_iterator: Any) -> None:
-            if self.step == 1:  # compiles
-                return super().train_step(data_iterator)
-            with _Operators() as operators:
-                super().train_step(data_iterator)
-            found.append(operators.count)
+            step = partial(super().train_step, data_iterator)
+            if self.step <= 2:
+                return step()
+            found.append(measure(step))
 
     sizes = ("training.local_batch_size", "training.global_batch_size", "data.batch_multiple")
-    with TemporaryDirectory() as runs, mock.patch.object(trainer, "DiTTTSTrainer", Counted):
+    with TemporaryDirectory() as runs, mock.patch.object(trainer, "DiTTTSTrainer", Measured):
         given = [f"--job.config_file={ROOT}/train_configs/debug.toml", f"--job.dump_folder={runs}"]
-        given += ["--benchmark.enable", "--benchmark.steps=1", "--benchmark.warmup_steps=1"]
+        given += ["--benchmark.enable", "--benchmark.steps=10", "--benchmark.warmup_steps=2"]
         given += ["--benchmark.lengths=longest", *(f"--{size}=2" for size in sizes)]
         torch._dynamo.reset()
         assert training.train([*given, *keys]) == 0
-    return found[-1]
+    return found
 
 
 def _said(found: Counter[str]) -> str:
@@ -223,6 +248,9 @@ def main() -> None:
         "outside what can be compiled": [*compiled, "encoders", "loss"],
     }.items():
         print(f"{said}: {step_operators(*keys)} operators")
+    compiled = ["--compile.enable", "--compile.components", "model", "encoders", "loss"]
+    for said, keys in {"eager": [], "compiled": compiled}.items():
+        print(f"a step of debug with short samples, {said}: {step_milliseconds(*keys):.0f} ms")
 
 
 if __name__ == "__main__":

@@ -54,12 +54,13 @@ def test_traffic_of_a_block_counts_its_weights_and_its_norms():
 
 @pytest.mark.slow
 def test_operators_of_a_step():
-    from benchmarks.block_traffic import step_operators
+    from benchmarks.block_traffic import step_milliseconds, step_operators
 
     compiled = ["--compile.enable", "--compile.backend=unseen", "--compile.components", "model"]
     found = [step_operators(*keys) for keys in ([], compiled, [*compiled, "encoders", "loss"])]
     assert found[0] > found[1] + 4 * 200  # four blocks, forward and backward
     assert found[1] > found[2] + 600 > 700  # the noising, and more
+    assert step_milliseconds() > 1
 
 
 @pytest.mark.slow
