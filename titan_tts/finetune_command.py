@@ -87,6 +87,12 @@ class Options:
     """Take only recordings with these values, as of `titan-tts prepare`: "speaker=s0002; quality=high,medium", or
     "annotated=true" for those whose texts people have corrected."""
 
+    format: str = "auto"
+    """Layout of the recordings, as of `titan-tts prepare`."""
+
+    on_error: Literal["raise", "skip"] = "raise"
+    """Stop at a recording that cannot be read, or leave it out."""
+
     heldout_fraction: float = 0.0
     """Fraction of the recordings that is not trained on and decides which step is the best; 0: a tenth, but at least
     5 recordings, or a third of fewer than 15."""
@@ -112,7 +118,7 @@ class Options:
 
 def run(options: Options) -> int:
     if Path(options.recordings, "prepare.json").is_file():
-        for name in ("where", "language", "speaker", "heldout_fraction"):
+        for name in ("where", "language", "speaker", "format", "on_error", "heldout_fraction"):
             require(
                 getattr(options, name) == getattr(Options, name),
                 f"--{name.replace('_', '-')} is for recordings, but {options.recordings} is prepared already; leave it out",
@@ -249,9 +255,9 @@ def _prepared(options: Options, base: Path, encoder: dict[str, str]) -> Path:
         arguments += [f"--{name.replace('_', '-')}", "off" if value is None else str(value)]
     longest = config.data.max_frames / config.data.frames_per_second
     arguments += ["--max-seconds", f"{longest:g}"]
-    for name in ("language", "speaker", "where"):
+    for name in ("language", "speaker", "where", "format", "on_error"):
         if value := getattr(options, name):
-            arguments += [f"--{name}", value]
+            arguments += [f"--{name.replace('_', '-')}", value]
     if not config.encoder.added_tokens:  # `prepare` does not know these; training checks the rest
         arguments += ["--encoder", encoder["encoder.model"]]
     fraction = options.heldout_fraction or _fraction_held_out(options)
@@ -269,7 +275,9 @@ def _fraction_held_out(options: Options) -> float:
     from torchtitan.models.dit_tts.data.heldout import split_of
 
     nobody = "\0"  # no list has that name
-    preparing = Preparing(options.recordings, "", speaker=options.speaker or nobody)
+    preparing = Preparing(
+        options.recordings, "", speaker=options.speaker or nobody, format=options.format
+    )
     try:
         listed = [item for item in open_corpus(preparing).items() if isinstance(item, Utterance)]
     except InputError:

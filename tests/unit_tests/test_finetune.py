@@ -191,10 +191,11 @@ def test_how_many_recordings_are_held_out(finetune, tmp_path, wanted, held):
     (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (tmp_path / "out/data").symlink_to(tmp_path / "data")
     finetune.recordings = "list.jsonl"
-    options = "--where=quality=high", "--language=de"
+    options = "--where=quality=high", "--language=de", "--on-error=skip", "--format=manifest"
     prepare = finetune(SECONDS, 1.0, *options)["prepare"]
     given = dict(zip(prepare[3::2], prepare[4::2], strict=True))
     expected = {"--where": "quality=high", "--loudness": "-20.0", "--max-silence": "off"}
+    expected |= {"--on-error": "skip", "--format": "manifest"}
     expected |= {"--language": "de", "--max-seconds": "20"}  # 500 frames, 25 of which are a second
     assert given | expected == given
     fraction = float(given["--heldout-fraction"])

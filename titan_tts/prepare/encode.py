@@ -20,7 +20,7 @@ import torch
 from titan_tts.prepare.audio_reader import Loader, ReadyLatents, Recording
 from titan_tts.prepare.captions import voice_figures
 from titan_tts.prepare.formats import SourceError
-from titan_tts.prepare.listing import items_of_chunk, unusable
+from titan_tts.prepare.listing import add_names, items_of_chunk, unusable
 from titan_tts.prepare.processing import REASONS, length_reason, loudness, process
 from titan_tts.prepare.settings import AudioSettings, Options
 from titan_tts.records.utterance import SPLITS, Utterance
@@ -61,6 +61,7 @@ class Chunk:
     problems: list[list[str]] = field(default_factory=list)  # [key, sentence] of undecodable ones
     dropped_seconds: dict[str, float] = field(default_factory=dict)  # of those that can be decoded
     measured: list[dict[str, Any]] = field(default_factory=list)  # figures for the captions
+    dropped_names: dict[str, list[str]] = field(default_factory=dict)  # the first of each reason
 
     def add(self, other: "Chunk") -> None:
         for name in ("samples", "dropped", "dropped_seconds"):
@@ -69,6 +70,7 @@ class Chunk:
                 sums[key] = sums.get(key, 0) + value
         self.problems += other.problems
         self.measured += other.measured
+        add_names(self.dropped_names, other.dropped_names)
 
 
 def write_run(folder: Path, run: Run) -> None:
@@ -158,7 +160,10 @@ def _encode(
             chunk.problems.append([item.id, str(error)])
             made = "undecodable"
         if isinstance(made, str):
-            chunk.add(Chunk(dropped={made: 1}, dropped_seconds={made: seconds}))
+            names = {made: [item.id]}
+            chunk.add(
+                Chunk(dropped={made: 1}, dropped_seconds={made: seconds}, dropped_names=names)
+            )
         else:
             samples[item.split].append(made)
             if lacks_caption(run.options, made.metadata):

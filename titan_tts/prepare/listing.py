@@ -40,9 +40,17 @@ class Plan:
     train_items: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     problems: list[list[str]] = field(default_factory=list)  # the first [id, sentence]
+    dropped_names: dict[str, list[str]] = field(default_factory=dict)  # the first ids
 
-    def drop(self, reason: str) -> None:
+    def drop(self, reason: str, *names: str) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
+        add_names(self.dropped_names, {reason: list(names)} if names else {})
+
+
+def add_names(to: dict[str, list[str]], more: dict[str, list[str]]) -> None:
+    """Reason -> names of recordings; SHOWN_PROBLEMS of each are kept."""
+    for reason, names in more.items():
+        to[reason] = [*to.get(reason, []), *names][:SHOWN_PROBLEMS]
 
 
 def list_items(reader: Reader) -> Iterator[tuple[Utterance | Unusable, int, int]]:
@@ -121,13 +129,13 @@ def usable_items(
     """Utterances to encode; the others are counted in `plan`, and with `on_error` "raise" refused at the end."""
     for item, _, _ in list_items(reader):
         if isinstance(item, Unusable):
-            plan.drop("undecodable")
+            plan.drop("undecodable", item.id)
             if len(plan.problems) < SHOWN_PROBLEMS:
                 plan.problems.append([item.id, item.sentence])
         elif not is_wanted(item, where):
             plan.drop("not_wanted")
         elif not item.text.strip():
-            plan.drop("empty_text")
+            plan.drop("empty_text", item.id)
         else:
             plan.items += 1
             plan.train_items += item.split == TRAIN

@@ -29,7 +29,7 @@ from titan_tts.prepare import report, work_folder
 from titan_tts.prepare.captions import thirds
 from titan_tts.prepare.encode import Chunk, Run, open_chunks, read_chunk, write_run
 from titan_tts.prepare.formats import Reader, find_format, open_corpus
-from titan_tts.prepare.listing import Plan, read_plan, source_digest, write_plan
+from titan_tts.prepare.listing import Plan, add_names, read_plan, source_digest, write_plan
 from titan_tts.prepare.pack_shards import shard_name
 from titan_tts.prepare.settings import Options
 from titan_tts.records.utterance import HELDOUT, SPLITS, TRAIN
@@ -175,6 +175,7 @@ def _encode_stage(
 def _so_far(folder: Path, plan: Plan) -> tuple[Chunk, list[int]]:
     """The counts of the list and its encoded chunks, and the numbers of the missing chunks."""
     counted, missing = Chunk(dropped=dict(plan.dropped), problems=list(plan.problems)), []
+    add_names(counted.dropped_names, plan.dropped_names)
     for number in range(plan.chunks):
         chunk = read_chunk(folder, number)
         if chunk is None:

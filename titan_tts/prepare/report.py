@@ -9,6 +9,8 @@ from titan_tts.records.utterance import SPLITS
 from torchtitan.models.dit_tts.data.left_out import left_out_words
 from torchtitan.models.dit_tts.errors import without_secrets
 
+_SHOWN_NAMES = 5  # of the recordings that are left out for a reason
+
 
 def summarize(
     shards: dict[str, dict[str, Any]], frames_per_second: float, speakers: int, total: Chunk
@@ -28,6 +30,7 @@ def summarize(
         "speakers": speakers,
         "dropped": dict(sorted(total.dropped.items())),
         "dropped_seconds": seconds,
+        "dropped_names": total.dropped_names,
         "problems": total.problems[:SHOWN_PROBLEMS],
     }
 
@@ -55,7 +58,9 @@ def lines(summary: dict[str, Any]) -> list[str]:
         out.append(left_out_words("recordings", (total, samples + total), (lost, everything), ()))
         for name, count in summary["dropped"].items():
             minutes = f", {seconds[name] / 60:.1f} minutes" if seconds.get(name) else ""
-            out.append(f"  {name}: {count}{minutes} ({REASONS[name]})")
+            names = summary.get("dropped_names", {}).get(name, [])[:_SHOWN_NAMES]
+            shown = f": {', '.join(names)}{', ...' if count > len(names) else ''}" if names else ""
+            out.append(without_secrets(f"  {name}: {count}{minutes} ({REASONS[name]}){shown}"))
     if summary["problems"]:
         out.append("the first corrupt recordings:")
         out += [without_secrets(f"  {key}: {sentence}") for key, sentence in summary["problems"]]

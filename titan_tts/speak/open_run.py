@@ -99,9 +99,8 @@ def open_run(
         # A kill may have left the row of a step without its checkpoint.
         best = best_row([row for row in read_rows(folder) if row["step"] in steps], figure)
         if best is None:
-            raise InputError(
-                f"{folder} has no best step: its [validation] measured no keep_best; give a --step of: {known}"
-            )
+            why = f"no validation has measured {figure} yet" if figure else "keep_best is not set"
+            raise InputError(f"{folder} has no best step: {why}; give a --step of: {known}")
         step, weights = best["step"], weights or weights_of(best, figure)
     step = steps[-1] if step is None else step
     require(step in steps, f"{checkpoints} has no checkpoint step-{step}; it has steps: {known}")

@@ -355,6 +355,8 @@ def test_corrupt_tars_are_noticed(tmp_path):
 def test_layouts_are_recognized_or_named(tmp_path):
     write_tone(tmp_path / "a.wav")
     refused = [("", "auto", "has no known layout"), ("nowhere", "auto", "does not exist")]
+    (tmp_path / "c.ZIP").write_bytes(b"PK")
+    refused += [("c.ZIP", "auto", "unpack it first")]
     refused += [("", "mp3", "known are auto, ljspeech"), ("", "ljspeech", "no metadata.csv")]
     refused += [("", "table", "holds no .parquet"), ("{c,d}.tar", "auto", "c.tar does not exist")]
     (tmp_path / "in").mkdir()

@@ -68,6 +68,8 @@ def find_format(source: str, name: str = "auto") -> str:
     matching = [known for known in FORMATS if _reader_class(known).recognizes(source)]
     if len(matching) != 1:
         state = f"could be {' or '.join(matching)}" if matching else "has no known layout"
+        if source.lower().endswith(".zip"):
+            raise InputError(f"{source}: is a zip archive; unpack it first")
         lists = find_files(source, (".csv", ".list", ".txt")) if os.path.isdir(source) else []
         remedy = f"name it with --format ({kinds})"
         remedy += f", or give the path of its list, such as {lists[0]}" if lists else ""
