@@ -157,6 +157,9 @@ def _finetune(options: Options) -> None:
         base = exported
     if not options.codec:
         refuse_function_as_codec(_config_of(base).sampling.codec, str(base), "--codec")
+    if (prepared := Path(options.recordings, "prepare.json")).is_file():
+        settings = read_json(prepared, settings=dict).get("settings", {})
+        options = replace(options, language=str(settings.get("language") or ""))
     encoder = _encoder(options, _config_of(base))
     data = _prepared(options, base, encoder)
     _train(options, base, data, encoder)

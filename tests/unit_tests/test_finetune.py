@@ -45,13 +45,13 @@ def finetune(tmp_path, monkeypatch):
         for split in ("train", "heldout"):
             (tmp_path / "data" / split).mkdir(parents=True, exist_ok=True)
             write_shard(tmp_path / "data" / split / "s.tar", samples)
-        record = {"version": 5, "settings": {}, "shards": {}}
+        record = {"version": 5, "settings": call.settings, "shards": {}}
         record["summary"] = {"train": {"hours": hours}}
         (tmp_path / "data/prepare.json").write_text(json.dumps(record))
         assert main(["finetune", "base", call.recordings, "out", *more]) == 0
         return commands
 
-    call.recordings, call.config = "data", config
+    call.recordings, call.config, call.settings = "data", config, dict[str, str]()
     return call
 
 
@@ -152,8 +152,12 @@ def test_a_base_of_phones_learns_another_language(finetune, tmp_path, capsys):
         assert [keys["--encoder.model"], keys["--encoder.normalize"]] == reads
         is_new = reads[0] != "phones:en-us"
         assert float(keys["--optimizer.lr"]) == (0.01 if is_new else 0.002)
+    finetune.recordings, finetune.settings = "data", {"language": "es"}  # prepared before
+    train = finetune(SECONDS, 1.0)["train"]
+    assert train[train.index("--encoder.model") + 1] == "phones:es"
     capsys.readouterr()
     kept = f"--keep={tmp_path / 'data/train'}"
+    finetune.recordings = "list.jsonl"
     for given, words in (
         (["--language=qq"], "espeak-ng has no language 'qq'"),
         (["--language=es", "--method=lora"], "'es', which base does not read, nor an adapter"),
