@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/codec.py --recordings /usr/share/asterisk/sounds/en_US_f_Allison \
         --texts /usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz
 
-DNSMOS, words wrong by Whisper, the voice's similarity to the recording, and the pitch's error by SwiftF0. Writes
-benchmarks/results/codec_voice.json.
+DNSMOS, words wrong by Whisper, the voice's similarity to the recording, the pitch's error by SwiftF0, and the distance of
+the spectra below and above 8 kHz. Writes benchmarks/results/codec_voice.json.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from torchtitan.models.dit_tts.bounded import parse_json  # noqa: E402
 from torchtitan.models.dit_tts.errors import InputError, report_input_errors  # noqa: E402
 from torchtitan.models.dit_tts.speech.audio import decode, resample, to_mono  # noqa: E402
 from torchtitan.models.dit_tts.speech.codec import build_codec  # noqa: E402
+from torchtitan.models.dit_tts.speech.codec.spectrogram import hann_window, stft  # noqa: E402
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound  # noqa: E402
 from torchtitan.models.dit_tts.speech.scoring.pitch import PitchTracker  # noqa: E402
 from torchtitan.models.dit_tts.speech.scoring.plugins import (  # noqa: E402
@@ -42,6 +43,8 @@ from torchtitan.models.dit_tts.speech.scoring.statistics import (  # noqa: E402
     mean_interval,
     rate_interval,
 )
+
+_RATE, _HOP = 24_000, 240  # of spectra
 
 
 def read_texts(path: Path) -> dict[str, str]:
@@ -88,6 +91,21 @@ def pitch_errors(one: tuple[np.ndarray, ...], other: tuple[np.ndarray, ...]) -> 
     }
 
 
+def spectral_distances(one: Sound, other: Sound) -> dict[str, float]:
+    """Log-spectral distance in dB of a sound to a recording (one), below 8 kHz and from there to 11: root of the mean square
+    over the frequencies that the recording has, mean of the frames. Below -80 dB all is alike."""
+    both = [torch.from_numpy(each.samples(_RATE)) for each in (one, other)]
+    samples, window = min(map(len, both)) // _HOP * _HOP, hann_window(4 * _HOP)
+    amplitudes = [stft(each[:samples], window, _HOP).abs() * 2 / window.sum() for each in both]
+    first, second = (20 * (each + 1e-4).log10() for each in amplitudes)
+    top = min(11_000, 0.45 * one.sample_rate)  # the rest is lost where the rate changes
+    bands, found = {"below_8_khz": (0, min(top, 8000)), "above_8_khz": (8000, top)}, {}
+    for name, hertz in bands.items():
+        low, high = (int(each * 4 * _HOP / _RATE) for each in hertz)
+        found[name] = float((first - second)[:, low:high].square().mean(-1).sqrt().mean())
+    return found
+
+
 def measure_voice(options: argparse.Namespace) -> dict[str, Any]:
     """A row of figures for the recordings, and one for each codec."""
     prompts = choose(options.recordings, read_texts(options.texts), options.count)
@@ -100,7 +118,7 @@ def measure_voice(options: argparse.Namespace) -> dict[str, Any]:
     assert scorers.pitch is not None
     codecs = {name: build_codec(name) for name in options.codecs}
     scores: dict[str, list[UtteranceScore]] = {name: [] for name in ("recordings", *codecs)}
-    pitch: dict[str, list[dict[str, float]]] = {name: [] for name in codecs}
+    compared: dict[str, list[dict[str, float]]] = {name: [] for name in codecs}
     seconds, spent = 0.0, dict.fromkeys(codecs, 0.0)
     for path, text in tqdm(prompts, desc="voice"):
         samples, rate = decode(str(path))
@@ -115,21 +133,22 @@ def measure_voice(options: argparse.Namespace) -> dict[str, Any]:
             spent[name] += time.process_time() - began
             sound = Sound(made, codec.sample_rate)
             scores[name].append(score(sound, text, scorers, recording, "en"))
-            pitch[name].append(pitch_errors(wanted, pitch_of(sound, scorers.pitch)))
-    rows = {name: figures(each, pitch.get(name, [])) for name, each in scores.items()}
+            errors = pitch_errors(wanted, pitch_of(sound, scorers.pitch))
+            compared[name].append(errors | spectral_distances(recording, sound))
+    rows = {name: figures(each, compared.get(name, [])) for name, each in scores.items()}
     for name, codec in codecs.items():
         rows[name]["seconds_a_second"] = spent[name] / seconds / torch.get_num_threads()
         rows[name]["against_first"] = against(scores[name], scores[options.codecs[0]])
     return {"recordings": len(scores["recordings"]), "seconds": seconds, "rows": rows}
 
 
-def figures(scores: list[UtteranceScore], pitch: list[dict[str, float]]) -> dict[str, Any]:
+def figures(scores: list[UtteranceScore], compared: list[dict[str, float]]) -> dict[str, Any]:
     """Means with their intervals."""
     found = {
         "dnsmos": mean_interval([each.opinion for each in scores]),
         "words_wrong": rate_interval(*wrong_words(scores)),
         "similarity": mean_interval([each.speaker_similarity for each in scores]),
-        **{name: mean_interval([each[name] for each in pitch]) for name in (pitch or [{}])[0]},
+        **{key: mean_interval([each[key] for each in compared]) for key in (compared or [{}])[0]},
     }
     return {name: vars(interval) for name, interval in found.items()}
 
@@ -146,13 +165,16 @@ def against(scores: list[UtteranceScore], first: list[UtteranceScore]) -> dict[s
     found = {
         "dnsmos": difference([s.opinion for s in scores], [s.opinion for s in first]),
         "words_wrong": difference(wrong, wrong_of_first, words),
+        "similarity": difference(
+            [s.speaker_similarity for s in scores], [s.speaker_similarity for s in first]
+        ),
     }
     return {name: vars(interval) for name, interval in found.items()}
 
 
 def show_voice(report: dict[str, Any]) -> None:
     shown = {"dnsmos": 2, "words_wrong": 3, "similarity": 3, "pitch_cents": 1}
-    shown |= {"pitch_far_off": 1, "voicing_wrong": 1}
+    shown |= {"pitch_far_off": 1, "voicing_wrong": 1, "below_8_khz": 1, "above_8_khz": 1}
     print(f"| {report['recordings']} recordings | {' | '.join(shown)} | s a second |")
     print("|---" * (len(shown) + 2) + "|")
     for name, row in report["rows"].items():

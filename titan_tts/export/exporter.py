@@ -22,7 +22,7 @@ from titan_tts.speak.lengths import find_predictor, load_predictor
 from titan_tts.speak.load_run import LoadedRun, load_run
 from titan_tts.speak.speech_data import TrainingShards, open_speech_data
 from torchtitan.models.dit_tts.config import exported
-from torchtitan.models.dit_tts.config.codec_name import VOCODER, split_vocoder
+from torchtitan.models.dit_tts.config.codec_name import VOCODERS, split_vocoder
 from torchtitan.models.dit_tts.config.job_config import is_pretrained
 from torchtitan.models.dit_tts.config.manager import without_none
 from torchtitan.models.dit_tts.config.shipped import shipped_path
@@ -184,7 +184,7 @@ def write_codec(out: Path, codec: Codec, built_by: str) -> None:
         constants, vocoder = split_vocoder(built_by)
         source = STATISTICS_FILE if constants == "mel_dct" else Path(constants)
         write_atomic(out / exported.MEL_DCT, source.read_bytes())
-        if vocoder not in ("", VOCODER):
+        if vocoder not in ("", *VOCODERS.values()):
             write_atomic(out / exported.OWN_VOCODER, Path(vocoder).expanduser().read_bytes())
     if not Path(codec.name).is_absolute():
         return

@@ -25,7 +25,7 @@ from titan_tts.onnx_voice.voice import FORMAT, MAX_GRAPH
 from titan_tts.speak.lengths import find_predictor, load_predictor
 from titan_tts.speak.load_run import LoadedRun, load_run
 from titan_tts.speak.speech_data import ExportedSpeechData, open_speech_data
-from torchtitan.models.dit_tts.config.codec_name import VOCODER, split_vocoder
+from torchtitan.models.dit_tts.config.codec_name import VOCODERS, split_vocoder
 from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.config.shipped import shipped_path
 from torchtitan.models.dit_tts.errors import InputError, quiet_known_warnings, require_modules
@@ -42,7 +42,7 @@ from torchtitan.models.dit_tts.model.operations import Operations
 from torchtitan.models.dit_tts.speech.codec import build_codec, codec_kind
 from torchtitan.models.dit_tts.speech.codec.mel_dct import MelDctCodec
 from torchtitan.models.dit_tts.speech.codec.record import check_codec
-from torchtitan.models.dit_tts.speech.codec.spectrogram import WINDOW_LENGTH
+from torchtitan.models.dit_tts.speech.codec.spectrogram import SAMPLE_RATE
 from torchtitan.models.dit_tts.text import vocabulary as ids_of
 from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 
@@ -116,8 +116,8 @@ def _length(
 class _Matrices(TorchFunctionMode):
     """Fourier transforms of real numbers are products with matrices, which onnxruntime computes faster than its own."""
 
-    def __init__(self) -> None:
-        there = torch.fft.rfft(torch.eye(WINDOW_LENGTH))
+    def __init__(self, length: int) -> None:
+        there = torch.fft.rfft(torch.eye(length))
         unit = torch.eye(there.shape[-1])
         self._there = there.real, there.imag
         self._back = torch.fft.irfft(unit), torch.fft.irfft(1j * unit)
@@ -148,7 +148,7 @@ def export_onnx(options: Options, out: Path) -> str:
     predictor = load_predictor(found, loaded.config) if found else None
     name = options.codec or loaded.config.sampling.codec
     _check(loaded, name, predictor)
-    codec = build_codec(name if split_vocoder(name)[1] else f"{name}+{VOCODER}")
+    codec = build_codec(name if split_vocoder(name)[1] else f"{name}+{VOCODERS[SAMPLE_RATE]}")
     assert isinstance(codec, MelDctCodec) and predictor is not None
     check_codec(codec, loaded.config.data.path)
     speech_data = open_speech_data(folder, loaded.config, options.data)
@@ -196,6 +196,8 @@ def _write_graphs(
         name * bool(args.max_caption_tokens) for name in ("caption", "caption_keys")
     )
     heard = "caption has_caption" * bool(predictor.model.args.max_caption_tokens)
+    assert codec.vocoder is not None
+    fourier = _Matrices(len(codec.vocoder.window))
     graphs: dict[str, tuple[Any, Callable[..., Any], str]] = {
         "encoder": (loaded.model, _encode, f"ids positions frames reference {caption}"),
         "step": (
@@ -204,7 +206,7 @@ def _write_graphs(
             f"latents t text speaker {caption_keys}",
         ),
         "length": (predictor.model, _length, f"ids reference has_speaker {heard}"),
-        "sound": (codec.vocoder, partial(_sound, codec, _Matrices()), "latents noise"),
+        "sound": (codec.vocoder, partial(_sound, codec, fourier), "latents noise"),
     }
     for name, (model, run, inputs) in graphs.items():
         graph = _traced(_Graph(model, run), {each: example[each] for each in inputs.split()})

@@ -111,20 +111,24 @@ def test_other_weights_and_constants_at_half_the_size(trained, tmp_path, monkeyp
 
 
 def test_a_vocoder_travels_with_its_codec(trained, tmp_path, monkeypatch):
-    """A user's own as a file of the folder, the shipped one by its name."""
-    own, shipped = tmp_path / "own.safetensors", tmp_path / "shipped.safetensors"
-    for seed, path in enumerate((own, shipped)):
+    """A user's own as a file of the folder, those that are shipped by their names."""
+    rates = {"own": 24_000, "vocoder": 16_000, "vocoder24k": 24_000}
+    for seed, (name, rate) in enumerate(rates.items()):
         torch.manual_seed(seed)
-        save_file(Vocoder().state_dict(), path)
-    monkeypatch.setattr(mel_dct, "VOCODER_FILE", shipped)
+        save_file(Vocoder(rate).state_dict(), tmp_path / f"{name}.safetensors")
+    monkeypatch.setattr(mel_dct, "VOCODER_FOLDER", tmp_path)
     latents = build_codec("mel_dct").encode(0.1 * torch.randn(4000))
-    for name, path in ((str(own), own), ("vocoder", shipped)):
+    own = tmp_path / "own.safetensors"
+    for path in (tmp_path / f"{name}.safetensors" for name in rates):
+        name = str(own) if path == own else path.stem
         wanted = build_codec(f"mel_dct+{path}").decode(latents)
         folder = export(trained, tmp_path / f"of_{path.stem}", f"--codec=mel_dct+{name}")
         folder = folder.rename(tmp_path / f"moved_{path.stem}")
         own.unlink(missing_ok=True)
         assert (folder / exported.OWN_VOCODER).exists() == (path == own)
         assert "a vocoder with weights" in (folder / exported.CARD).read_text()
+        about = json.loads((folder / exported.CONFIG).read_text())["codec"]
+        assert about["sample_rate"] == rates[path.stem] == 25 * about["hop_length"]
         codec = build_codec(load_run(folder).config.sampling.codec)
         assert torch.equal(codec.decode(latents), wanted)
         for file in folder.rglob("*"):

@@ -111,15 +111,20 @@ def test_its_latents_are_those_of_torch(made):
     refused(lambda: plain.speak("one", caption="calm"), "takes no captions; leave caption out")
 
 
-def test_its_sound_is_that_of_the_codec(made):
+@pytest.mark.parametrize("rate", [16_000, 24_000])
+def test_its_sound_is_that_of_the_codec(made, tmp_path, rate):
     """The voice rises and pauses; both get the same noise."""
-    codec = build_codec("mel_dct+vocoder")
-    phase = torch.linspace(100, 160, 20 * codec.hop_length).cumsum(0) * (2 * torch.pi / 16_000)
+    codec, folder = build_codec("mel_dct+vocoder"), made / "voice"
+    if rate != codec.sample_rate:
+        codec, folder = build_codec("mel_dct+vocoder24k"), tmp_path / "voice"
+        export(made / "model", folder, "--onnx", "--codec=mel_dct+vocoder24k")
+    phase = torch.linspace(100, 160, 20 * codec.hop_length).cumsum(0) * (2 * torch.pi / rate)
     sound = sum((k * phase).sin() / k for k in range(1, 20)) / 4
-    sound[6400:8000] = 0
-    latents = codec.encode(sound)
+    sound[10 * codec.hop_length : 12 * codec.hop_length] = 0
+    latents, voice = codec.encode(sound), onnx_voice.load(folder)
     noise = torch.randn(1, len(sound), generator=torch.Generator().manual_seed(0))[0]
-    found = onnx_voice.load(made / "voice").decode(latents.numpy(), noise.numpy())
+    found = voice.decode(latents.numpy(), noise.numpy())
+    assert voice.sample_rate == rate and len(voice.decode(latents.numpy())) == len(sound)
     np.testing.assert_allclose(found, codec.decode(latents), rtol=0, atol=0.01)
     assert np.abs(found).max() > 0.2
 

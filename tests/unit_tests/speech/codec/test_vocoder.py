@@ -9,8 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from recipes.vocoder.train_vocoder import main as train
+from recipes.vocoder.train_vocoder import spectral_loss, widened
 from tests.helpers.sentences import refused
 from torchtitan.models.dit_tts.config.codec_name import from_any_folder, split_vocoder
+from torchtitan.models.dit_tts.speech.audio import resample
 from torchtitan.models.dit_tts.speech.codec import build_codec, codec_kind
 from torchtitan.models.dit_tts.speech.codec.vocoder import (
     Vocoder,
@@ -60,6 +62,35 @@ def test_only_decoding_changes(weights):
     assert 5 < float(found.std() / quiet.std()) < 20
     wild = codec.decode(100 * torch.randn(5, 128, generator=torch.Generator().manual_seed(0)))
     assert wild.isfinite().all() and wild.abs().max() <= 1
+
+
+def test_at_24_khz_the_latents_are_those_of_16(tmp_path):
+    save_file(widened(24_000).state_dict(), tmp_path / "wide.safetensors")
+    codec, narrow = (
+        build_codec(f"mel_dct+{tmp_path}/wide.safetensors"),
+        build_codec("mel_dct+vocoder"),
+    )
+    assert (codec.sample_rate, codec.hop_length, codec.frames_per_second) == (24_000, 960, 25)
+    assert codec.fingerprint == narrow.fingerprint
+    waves = np.stack([speech(2.0, pitch) for pitch in (110, 210)])
+    latents = torch.stack([narrow.encode(torch.from_numpy(wave)) for wave in waves])
+    wide = torch.from_numpy(np.stack([resample(wave, RATE, 24_000) for wave in waves]))
+    assert float((codec.encode_batch(wide) - latents).std()) < 0.05 * float(latents.std())
+    assert codec.encode(wide[0, :961]).shape == (2, 128)
+    # Before any training it says what the one of 16 kHz says.
+    for row in latents:
+        one, other = narrow.decode(row), codec.decode(row)
+        assert other.shape == (len(row) * 960,)
+        again = narrow.encode(torch.from_numpy(resample(other.numpy(), 24_000, RATE)))
+        assert float((again - narrow.encode(one)).std()) < 0.2 * float(row.std())
+
+
+def test_only_what_a_recording_has_is_learned():
+    time = torch.arange(24_000) / 24_000
+    real, tops = torch.randn(2, 24_000) / 10, torch.tensor([10_000.0, 12_000.0])
+    made = real + 0.1 * (2 * torch.pi * 11_000 * time).sin()
+    losses = [float(spectral_loss(made[[row]], real[[row]], tops[[row]], 24_000)) for row in (0, 1)]
+    assert losses[0] < 0.03 * losses[1]
 
 
 def test_the_shipped_one_keeps_what_the_latents_say():
@@ -134,13 +165,14 @@ def test_pitch_there_and_back():
 
 
 @pytest.mark.long
-def test_training_goes_on_as_if_nothing_had_happened(tmp_path, capsys):
+@pytest.mark.parametrize("target", [16_000, 24_000])
+def test_training_goes_on_as_if_nothing_had_happened(tmp_path, capsys, target):
     folder = tmp_path / "speech"
     folder.mkdir()
     for number, (rate, pitch) in enumerate([(16_000, 110), (22_050, 180), (16_000, 240)]):
         soundfile.write(folder / f"{number}.flac", speech(1.5, pitch), rate)
     (folder / "notes.txt").write_text("no recording")
-    small = ["--batch=2", "--without", "2.flac"]
+    small = ["--batch=2", f"--sample-rate={target}", "--without", "2.flac"]
 
     def run(name: str, steps: int) -> dict[str, torch.Tensor]:
         assert train([str(folder), str(tmp_path / name), f"--steps={steps}", *small]) == 0
@@ -158,7 +190,7 @@ def test_training_goes_on_as_if_nothing_had_happened(tmp_path, capsys):
         assert torch.equal(tensor, whole[name]), name
     assert "from step 2" in capsys.readouterr().out
     trained = build_codec(f"mel_dct+{tmp_path}/whole/vocoder.safetensors")
-    assert trained.decode(torch.zeros(3, 128)).isfinite().all()
+    assert trained.sample_rate == target and trained.decode(torch.zeros(3, 128)).isfinite().all()
     refused(lambda: train([str(tmp_path / "whole"), str(tmp_path / "no")]), "has no recordings")
     short = [str(folder), str(tmp_path / "no"), "--without", "0.flac", "1.flac"]
     refused(lambda: train(short), "1.5 s of speech are too short")

@@ -1,4 +1,4 @@
-"""Parsing of a codec's name with a vocoder, which only decoding uses: mel_dct+vocoder."""
+"""Parsing of a codec's name with a vocoder, which makes its waveforms: mel_dct+vocoder."""
 
 import os
 import re
@@ -8,8 +8,8 @@ from torchtitan.models.dit_tts.files import local_path
 STATISTICS_NAME = "mel_dct_stats.json"
 """the file of mel_dct's constants; its path, too, names that codec"""
 
-VOCODER = "vocoder"
-"""the one that is shipped; another is named by its .safetensors file"""
+VOCODERS = {16_000: "vocoder", 24_000: "vocoder24k"}
+"""those that are shipped, by their waveforms' rate in Hz; another is named by its .safetensors file"""
 
 _WITH_VOCODER = re.compile(rf"(mel_dct|(?:.*/)?{re.escape(STATISTICS_NAME)})\+(.+)", re.DOTALL)
 
@@ -25,6 +25,6 @@ def from_any_folder(name: str) -> str:
     codec, vocoder = split_vocoder(name)
     if os.path.exists(os.path.expanduser(codec)):
         codec = local_path(codec)
-    if vocoder not in ("", VOCODER):
+    if vocoder not in ("", *VOCODERS.values()):
         vocoder = local_path(vocoder)
     return f"{codec}+{vocoder}" if vocoder else codec

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from torchtitan.models.dit_tts.bounded import read_json_file
-from torchtitan.models.dit_tts.config.codec_name import STATISTICS_NAME, VOCODER, split_vocoder
+from torchtitan.models.dit_tts.config.codec_name import STATISTICS_NAME, VOCODERS, split_vocoder
 from torchtitan.models.dit_tts.config.job_config import Checkpoint, JobConfig, Samples
 from torchtitan.models.dit_tts.config.keys import marked
 from torchtitan.models.dit_tts.config.marks import EXPORTED, RECIPE, Mark
@@ -150,8 +150,8 @@ def placed_config(folder: Path) -> dict[str, dict[str, Any]]:
     found["sampling"]["codec"] = str(folder / inside) if within else name
     if inside == MEL_DCT and (folder / OWN_VOCODER).is_file():
         found["sampling"]["codec"] += f"+{folder / OWN_VOCODER}"
-    elif within and split_vocoder(name)[1] == VOCODER:
-        found["sampling"]["codec"] += f"+{VOCODER}"
+    elif within and (vocoder := split_vocoder(name)[1]) in VOCODERS.values():
+        found["sampling"]["codec"] += f"+{vocoder}"
     if (folder / TEXT_ENCODER).is_dir():
         found["encoder"]["model"] = str(folder / TEXT_ENCODER)
     return found

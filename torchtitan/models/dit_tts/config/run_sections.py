@@ -158,8 +158,8 @@ class Sampling:
     """Applies speaker_kv_scale in intervals that begin in (speaker_kv_min_t, 1]"""
 
     codec: str = "mel_dct"
-    """Codec that turns latents into a waveform: mel_dct, mel_dct+vocoder (the same latents), the path of
-    DAC-VAE weights (weights.pth, .safetensors or their folder), or a hub name such as facebook/dacvae-watermarked"""
+    """Codec that turns latents into a waveform: mel_dct; mel_dct+vocoder and mel_dct+vocoder24k (the same latents); the path
+    of DAC-VAE weights (weights.pth, .safetensors or their folder), or a hub name such as facebook/dacvae-watermarked"""
 
 
 @dataclass

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from torchtitan.models.dit_tts.config.codec_name import VOCODER, split_vocoder
+from torchtitan.models.dit_tts.config.codec_name import VOCODERS, split_vocoder
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.factories import call_factory
 from torchtitan.models.dit_tts.speech.codec.interface import OWN, Codec, codec_kind
 
 __all__ = ["Codec", "build_codec", "codec_kind"]
 
-_KNOWN = "mel_dct, mel_dct+vocoder, the weights of a DAC-VAE"
+_KNOWN = "mel_dct, mel_dct+vocoder, mel_dct+vocoder24k, the weights of a DAC-VAE"
 _MEMBERS = (
     *("sample_rate", "hop_length", "latent_channels", "fingerprint", "frames_per_second"),
     *("to_whole_frames", "encode", "encode_batch", "decode"),
@@ -17,9 +17,9 @@ _MEMBERS = (
 
 
 def build_codec(name: str, device: str = "cpu") -> Codec:
-    """The codec called `name`; mel_dct is also the path of its mel_dct_stats.json, and +vocoder (or + and a
-    vocoder's file) behind it makes the waveforms by a vocoder. `device`: where
-    a codec with weights runs, as torch names it; mel_dct always runs on the CPU.
+    """The codec called `name`; mel_dct is also the path of its mel_dct_stats.json, and +vocoder, +vocoder24k (or + and
+    a vocoder's file) behind it makes the waveforms by a vocoder, at its rate. `device`: where a codec with weights runs,
+    as torch names it; mel_dct always runs on the CPU.
     """
     if not name:
         raise InputError(
@@ -29,12 +29,13 @@ def build_codec(name: str, device: str = "cpu") -> Codec:
     if codec_kind(name) == "mel_dct":
         from torchtitan.models.dit_tts.speech.codec.mel_dct import (
             STATISTICS_FILE,
-            VOCODER_FILE,
+            VOCODER_FOLDER,
             MelDctCodec,
         )
 
         name, vocoder = split_vocoder(name)
-        file = VOCODER_FILE if vocoder == VOCODER else Path(vocoder).expanduser()
+        shipped = VOCODER_FOLDER / f"{vocoder}.safetensors"
+        file = shipped if vocoder in VOCODERS.values() else Path(vocoder).expanduser()
         return MelDctCodec(
             STATISTICS_FILE if name == "mel_dct" else Path(name), file if vocoder else None
         )

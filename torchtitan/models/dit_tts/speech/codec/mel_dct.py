@@ -17,7 +17,8 @@ mel_dct_stats.json on the training part of assets/spoken_digits.
 
 Decoding runs the steps backwards; phase comes from integrating its gradients, refined by 16 fast
 Griffin-Lim iterations. About 50 times real time on one core. Or a learned vocoder makes the waveform of
-the log-mel bands (vocoder.py): the latents are the same, so the data and the models are, too.
+the log-mel bands (vocoder.py): the latents are the same, so the data and the models are, too. One of 24 kHz takes waveforms
+of 24 kHz, which are resampled to 16 kHz before the first step.
 """
 
 import hashlib
@@ -29,8 +30,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from torchtitan.models.dit_tts.bounded import parse_json, read_bytes
-from torchtitan.models.dit_tts.config.codec_name import STATISTICS_NAME, VOCODER
+from torchtitan.models.dit_tts.config.codec_name import STATISTICS_NAME, VOCODERS
 from torchtitan.models.dit_tts.errors import reading
+from torchtitan.models.dit_tts.speech.audio import resample
 from torchtitan.models.dit_tts.speech.codec.interface import (
     Codec,
     check_latents,
@@ -51,7 +53,7 @@ from torchtitan.models.dit_tts.speech.codec.spectrogram import (
 from torchtitan.models.dit_tts.speech.codec.vocoder import load_vocoder
 
 STATISTICS_FILE = Path(__file__).with_name(STATISTICS_NAME)
-VOCODER_FILE = Path(__file__).with_name(f"{VOCODER}.safetensors")
+VOCODER_FOLDER = Path(__file__).parent
 STACKED_FRAMES = 4  # spectrogram frames per latent frame
 KEPT_COLUMNS = (56, 40, 20, 12)  # DCT columns of each of the four rows; 128 in all
 AMPLITUDE_FLOOR = 1e-4  # added to the band amplitudes, where a full-scale sine has 1; -80 dB
@@ -136,26 +138,31 @@ class MelDctCodec(Codec):
         self.scale = deviation.sqrt() * deviation.mean().sqrt()
         settings = (WINDOW_LENGTH, HOP, MEL_BANDS, KEPT_COLUMNS, AMPLITUDE_FLOOR)
         self.vocoder = None
-        if vocoder_file is not None:  # only decoding uses it, so the fingerprint stays
-            self.vocoder, self.name = load_vocoder(vocoder_file), f"mel_dct+{VOCODER}"
+        if vocoder_file is not None:  # it changes no latents, so the fingerprint stays
+            self.vocoder = load_vocoder(vocoder_file)
+            self.sample_rate, self.hop_length = self.vocoder.rate, self.vocoder.hop * STACKED_FRAMES
+            self.name = f"mel_dct+{VOCODERS[self.sample_rate]}"
         self.fingerprint = hashlib.sha256(f"{settings}{text}".encode()).hexdigest()[:16]
 
     def to_whole_frames(self, waveforms: Tensor) -> Tensor:
-        """Waveforms (..., samples) -> (..., T * 640), padded with zeros."""
+        """Waveforms (..., samples) -> (..., T * hop_length), padded with zeros."""
         return pad(waveforms, (0, -waveforms.shape[-1] % self.hop_length))
 
     @torch.no_grad()
     def encode_batch(self, waveforms: Tensor) -> Tensor:
-        """Waveforms (B, samples) in [-1, 1] at 16 kHz -> latents (B, ceil(samples / 640), 128) float32."""
+        """Waveforms (B, samples) in [-1, 1] -> latents (B, ceil(samples / hop_length), 128) float32."""
         check_waveforms(waveforms)
         waveforms = self.to_whole_frames(waveforms.detach().to("cpu", torch.float32))
+        if self.sample_rate != SAMPLE_RATE:
+            rows = (resample(row.numpy(), self.sample_rate, SAMPLE_RATE) for row in waveforms)
+            waveforms = torch.stack([torch.from_numpy(row) for row in rows])
         # One after another: on one core a batch is not faster, and so each is `encode`'s to the bit.
         coefficients = torch.stack([self.transform.analyse(waveform) for waveform in waveforms])
         return (coefficients - self.mean) / self.scale
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
-        """Latents (T, 128) -> waveform (T * 640,) float32 in [-1, 1] at 16 kHz."""
+        """Latents (T, 128) -> waveform (T * hop_length,) float32 in [-1, 1]."""
         check_latents(latents, self.latent_channels)
         latents = latents.detach().to("cpu", torch.float32)
         if self.vocoder is not None:

@@ -2,11 +2,13 @@
 
     log-mel (F, 80)
       -> ConvNeXt blocks -> pitch and voicing of each frame
-      -> a pulse train of that pitch, and white noise      (F * 160,), excitations
+      -> a pulse train of that pitch, and white noise      (F * hop,), excitations
       -> ConvNeXt blocks over log-mel and pitch
       -> one complex filter for the pulses, one real filter for the noise, of each frame
-      -> sum of the filtered STFTs -> inverse STFT          (F * 160,)
+      -> sum of the filtered STFTs -> inverse STFT          (F * hop,)
 
+A frame is 10 ms and a filter's bin 25 Hz at each rate: 160 samples and 321 bins at 16 kHz, 240 and 481 at 24 kHz, where the
+log-mel bands still end at 8 kHz and the network infers what is above.
 Blocks and head are those of Vocos (Siuzdak 2023), the two excitations those of neural source-filter
 models (Wang, Takaki, Yamagishi 2019; HiFTNet, Li, Han, Mesgarani 2023): the phase of voiced speech
 follows from its pitch, so that a network of this size need not invent it.
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, interpolate
 
 from torchtitan.models.dit_tts.bounded import read_weights
+from torchtitan.models.dit_tts.config.codec_name import VOCODERS
 from torchtitan.models.dit_tts.errors import reading
 from torchtitan.models.dit_tts.speech.codec.spectrogram import (
     HOP,
@@ -77,21 +80,23 @@ class Stack(nn.Module):
 
 
 class Vocoder(nn.Module):
-    """Log-mel amplitudes (B, F, 80) -> waveforms (B, F * 160)."""
+    """Log-mel amplitudes (B, F, 80) -> waveforms (B, F * hop), at `rate` in Hz."""
 
     window: Tensor
     between_bands: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, rate: int = SAMPLE_RATE) -> None:
         super().__init__()
-        self.bins = WINDOW_LENGTH // 2 + 1
+        self.rate, self.hop = rate, HOP * rate // SAMPLE_RATE
+        window, mel_bins = WINDOW_LENGTH * rate // SAMPLE_RATE, WINDOW_LENGTH // 2 + 1
+        self.bins = window // 2 + 1
         self.pitch = Stack(MEL_BANDS, 96, 256, 4, PITCH_BINS + 1)
         self.filters = Stack(MEL_BANDS + 2, 192, 480, 7, 3 * self.bins)
         with torch.no_grad():  # begins near what the mel bands say
             self.filters.head.weight.mul_(0.1)
-        self.register_buffer("window", hann_window(WINDOW_LENGTH), persistent=False)
-        bands = mel_filters(MEL_BANDS, self.bins, SAMPLE_RATE)
-        bands[:, 0], bands[:, -1] = bands[:, 1], bands[:, -2]  # no band reaches the ends
+        self.register_buffer("window", hann_window(window), persistent=False)
+        bands = mel_filters(MEL_BANDS, mel_bins, SAMPLE_RATE)
+        bands = bands[:, torch.arange(self.bins).clamp(1, mel_bins - 2)]  # none reaches the ends
         self.register_buffer("between_bands", bands / bands.sum(0), persistent=False)
 
     def pitch_logits(self, log_mel: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,18 +126,18 @@ class Vocoder(nn.Module):
     ) -> Tensor:
         """Waveforms (B, F * hop) of pitch in Hz (B, F), voiced in [0, 1] (B, F) and white noise (B, F * hop)."""
         gain, phase, noise_gain = self.log_filters(log_mel, pitch, voiced)
-        pulses = pulse_train(pitch, voiced, HOP, SAMPLE_RATE)
+        pulses = pulse_train(pitch, voiced, self.hop, self.rate)
         filters = torch.polar(gain.exp(), phase + minimum_phase(gain))
-        spectrum = stft(pulses, self.window, HOP) * filters
-        spectrum = spectrum + stft(noise, self.window, HOP) * noise_gain.exp()
-        return istft(spectrum, self.window, HOP)
+        spectrum = stft(pulses, self.window, self.hop) * filters
+        spectrum = spectrum + stft(noise, self.window, self.hop) * noise_gain.exp()
+        return istft(spectrum, self.window, self.hop)
 
     @torch.no_grad()
     def forward(self, log_mel: Tensor, noise: Tensor | None = None) -> Tensor:
         """Waveform (F * hop,) of log-mel amplitudes (F, mel_bands). `noise`: white, (F * hop,), always the same by default."""
         if noise is None:
             generator = torch.Generator().manual_seed(0)
-            noise = torch.randn(len(log_mel) * HOP, generator=generator)
+            noise = torch.randn(len(log_mel) * self.hop, generator=generator)
         found, voiced = self.find_pitch(log_mel[None])
         pitch = fill_pitch(found[0], voiced[0])[None]
         return self.filter_excitations(log_mel[None], pitch, voiced.float(), noise[None])[0]
@@ -194,12 +199,15 @@ def pulse_train(pitch: Tensor, voiced: Tensor, hop: int, sample_rate: int) -> Te
 
 
 def load_vocoder(path: Path) -> Vocoder:
-    """The vocoder of a file that recipes/vocoder/train_vocoder.py wrote. Raises InputError for another file."""
+    """The vocoder of a file that recipes/vocoder/train_vocoder.py wrote, whose shapes tell the rate. Raises InputError for
+    another file."""
     with reading(f"vocoder = {path}", "give a file that recipes/vocoder/train_vocoder.py wrote"):
         tensors, _ = read_weights(path)
-        network = Vocoder()
-        wanted = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-        if wanted != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        for network in map(Vocoder, VOCODERS):
+            if {name: tuple(each.shape) for name, each in network.state_dict().items()} == shapes:
+                break
+        else:
             raise ValueError("not the weights of this vocoder: other names or shapes")
         network.load_state_dict({name: tensor.float() for name, tensor in tensors.items()})
     return network.eval().requires_grad_(False)
