@@ -71,9 +71,7 @@ def run(texts: list[str], folder: Path) -> dict[str, object]:
             )
         spoken += said.seconds
         for kind, sound in sounds.items():
-            counted = count_errors(
-                text, hears.transcribe(Sound(sound, voice.sample_rate), "en"), "en"
-            )
+            counted = count_errors(text, hears.transcribe(Sound(sound, 16_000), "en"), "en")
             errors[kind].append(counted.word_errors)
         words.append(counted.words)
     rows = {}
