@@ -21,7 +21,7 @@ from torchtitan import _cpu
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ROOT / "torchtitan"
-SUFFIXES = (".py", ".json", ".jinja", ".html", ".css", ".md", ".safetensors")
+SUFFIXES = (".py", ".json", ".jinja", ".html", ".css", ".js", ".md", ".safetensors")
 UPSTREAM = Path(distribution("torchtitan").locate_file("torchtitan"))
 
 
