@@ -147,6 +147,7 @@ def test_the_page_says_a_text_and_asks_for_a_key_if_there_is_one(
             await page.until("document.querySelector('audio').src.startsWith('blob:')")
             await page.until("document.getElementById('notice').textContent == ''")
             assert await page.value(seen) is bool(key)
+            await page.value("load().then(() => true)")
             asked = "document.getElementById('instructions_part').offsetParent !== null"
             assert await page.value(asked) is not bool(key)
             return await page.value("[...document.querySelectorAll('option')].map(o => o.text)")
