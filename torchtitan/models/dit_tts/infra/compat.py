@@ -16,6 +16,7 @@ _OF_THE_COMPILER = {
     "functorch_config": "torch._functorch.config",
     "inductor_config": "torch._inductor.config",
     "list_mode_options": "torch._inductor:list_mode_options",
+    "symbolic_shapes": "torch.fx.experimental._config",
 }
 
 

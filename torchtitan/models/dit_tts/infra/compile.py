@@ -101,6 +101,9 @@ def compile_for_any_lengths(model: DiTTTSModel, backend: str | Callable = "induc
     # One or several copies of one or several rows, each with or without padding; and each of several models
     # that are compared has its own.
     _allow_graphs(compat.dynamo_config.recompile_limit + 32)
+    # Sizes that are equal by chance (64 frames, 64 channels of a head) are not taken for the same, which
+    # would be another graph for batches where they differ.
+    compat.symbolic_shapes.use_duck_shape = False
     _compile_blocks(model.layers, backend, "default", dynamic=True)
 
 
