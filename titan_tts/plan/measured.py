@@ -36,6 +36,10 @@ SAVED = {"memory_budget": 0.95, "selective": 0.70}
 eager step (65.39 GiB) and of the one with a memory budget of 0.9 (37.49 GiB), less the weights' states; compiled as
 one block to an eager one (1.513 to 2.303 GiB). `selective` was counted on tensors without data, not measured"""
 
+SAVED_BY_TRITON = 3
+"""tensors of a block's size (B, T, D) that [kernels] modulated_norm = "triton" keeps in addition: counted in Inductor's code of
+800M without checkpointing (4.5 GB of 24 blocks), not measured"""
+
 REPEATED = {"none": 0.0, "memory_budget": 0.06, "selective": 1 / 6, "full": 1 / 3}
 """fraction of a block's pointwise work that checkpointing repeats, counted in graphs, not measured"""
 

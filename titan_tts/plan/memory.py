@@ -161,8 +161,11 @@ def activation_bytes(
     wide = itemsize(config.training.mixed_precision_param) / 2
     sequence, compiled = config.megatron.sequence_parallel, blocks_compiled(config)
     unit = matmul_bytes(args, lengths.frames, tensor, sequence)
+    stream = 2 * lengths.frames * args.dim / (tensor if sequence else 1) / unit
     saved = {"none": measured.SAVED_PLAIN[compiled], **measured.SAVED}
-    saved["full"] = 2 * lengths.frames * args.dim / (tensor if sequence else 1) / unit
+    if config.kernels.modulated_norm == "triton":
+        saved = {kind: each + measured.SAVED_BY_TRITON * stream for kind, each in saved.items()}
+    saved["full"] = stream
     blocks = blocks_by_checkpointing(config, args.n_layers)
     kept = sum(count * saved[kind] for kind, count in blocks.items())
     if "full" in blocks:  # one block at a time is computed again

@@ -131,6 +131,7 @@ U = 2 * 10 * (9 * 8 + 3 * 16)  # of 10 frames
         (["--activation_checkpoint.mode=selective", "--activation_checkpoint.selective_ac_option=2"], 1,
          2 * 2.08 * U + 2 * 2 * 10 * 8 + 2.08 * U),
         (["--activation_checkpoint.mode=full"], 1, 4 * 2 * 10 * 8 + 2.08 * U),
+        (["--compile.enable", "--kernels.modulated_norm=triton"], 1, 4 * (1.37 * U + 3 * 2 * 10 * 8)),
         # Heads and units of the MLP are divided, and under sequence parallelism the rest, too.
         (["--compile.no-enable"], 2, 4 * 2.08 * 2 * 10 * (20 + 32 + 24)),
         (["--megatron.sequence_parallel"], 2, 4 * 2.08 * U / 2),
