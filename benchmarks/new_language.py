@@ -110,6 +110,7 @@ def main(args: list[str]) -> int:
     parser.add_argument("--minutes", nargs="+", type=float, default=[5.0, 20.0])
     parser.add_argument("--steps", type=int, default=400, help="of the fine-tunes")
     parser.add_argument("--scratch", nargs="*", type=int, default=[400, 800], help="steps likewise")
+    parser.add_argument("--voice-rate", action="store_true", help="also at the rate for a voice")
     parser.add_argument("--heldout", type=int, default=40, help="sentences that no run has heard")
     parser.add_argument("--noise-seeds", type=int, default=2, help="of each sentence")
     parser.add_argument("--seed", type=int, default=0)
@@ -132,9 +133,9 @@ def main(args: list[str]) -> int:
         write_list(listed, (row for row, end in zip(rows, ends) if end <= 60 * minutes))
         given = [BASE, str(listed), str(out / listed.stem), "--language", "es", *tuned]
         trained("finetune", given, f"{listed.stem}/run@best")
-    # At the rate for another voice, as no --language says that they are in another.
-    given = [BASE, str(data), str(out / "own-rate"), *tuned, *phones]
-    trained("finetune", given, "own-rate/run@best")
+    if options.voice_rate:  # as no --language says that they are in another
+        given = [BASE, str(data), str(out / "own-rate"), *tuned, *phones]
+        trained("finetune", given, "own-rate/run@best")
     for steps in options.scratch:
         given = [str(ROOT / "recipes/base_voice/base.toml"), "--data.path", str(data / "train")]
         given += ["--training.steps", str(steps), *phones]

@@ -52,8 +52,8 @@ from torchtitan.models.dit_tts.errors import InputError  # noqa: E402
 CLASSES: dict[str, type[Any]] = {OURS: Ours, IRODORI: Irodori, F5: F5TTS}
 PRECISIONS = ("bf16", "fp32")
 MODES = ("eager", "compiled")
-# Least median of the ratio to each peer's faster mode: of our modes by name, or of our fastest.
-STEP_AIMS = {"eager": 1.15, "compiled": 1.3}
+# Least median of the ratios: of a step compiled against compiled, and of sampling against the peer's faster mode.
+STEP_AIMS = {IRODORI: 1.25, F5: 1.15}
 SAMPLING_AIM = 1.2
 
 SIZES = (4, 192, 72, 192)
@@ -190,12 +190,15 @@ def missed(found: dict[str, Any]) -> list[str]:
     """The aims that were missed, in words."""
     sentences = []
     for name, case in found.items():
-        fastest = case["fastest_of_ours"]
-        aims = STEP_AIMS if name.startswith("step") else {fastest: SAMPLING_AIM}
-        for mode, aim in aims.items():
-            for peer, ratio in case["ratios"][mode].items():
-                if ratio["median"] < aim:
-                    sentences.append(f"{name}, {mode}: {ratio['median']:.2f} to {peer}, aim {aim}")
+        if name.startswith("step"):
+            compiled = case["ratios_to_all"]["compiled"]
+            ours = {peer: compiled.get(str(Variant(peer, "compiled"))) for peer in STEP_AIMS}
+        else:
+            ours = case["ratios"][case["fastest_of_ours"]]
+        for peer, ratio in ours.items():
+            aim = STEP_AIMS[peer] if name.startswith("step") else SAMPLING_AIM
+            if ratio is not None and ratio["median"] < aim:
+                sentences.append(f"{name}: {ratio['median']:.2f} to {peer}, aim {aim}")
     return sentences
 
 

@@ -14,7 +14,7 @@ ready=$SECONDS
 . scripts/threads.sh
 .venv/bin/titan-tts finetune titan_tts:base assets/rms/rms.tar "$out" --language en --steps "${STEPS:-150}" \
     --recognizer whisper-tiny.en --max-utterances "${TEXTS:-24}" --training.mixed_precision_param "$precision" \
-    --activation_checkpoint.mode none --validation.freq 50 --validation.samples 32 "$@"
+    --activation_checkpoint.mode none --validation.freq 75 --validation.samples 16 "$@"
 .venv/bin/titan-tts generate "$out/run" --step best --speaker rms --out "$out/hello.wav" \
     --text "Twenty minutes of speech were enough. What shall I say next?"
 echo "set-up ${ready} s, fine-tuning and comparison $((SECONDS - ready)) s ($precision);" \
