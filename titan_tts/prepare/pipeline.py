@@ -33,6 +33,7 @@ from titan_tts.prepare.listing import Plan, add_names, read_plan, source_digest,
 from titan_tts.prepare.pack_shards import shard_name
 from titan_tts.prepare.settings import Options
 from titan_tts.records.utterance import HELDOUT, SPLITS, TRAIN
+from torchtitan.models.dit_tts.config.codec_name import from_any_folder
 from torchtitan.models.dit_tts.errors import InputError, require, show, without_secrets
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.speech.codec import build_codec, codec_kind
@@ -48,8 +49,9 @@ def prepare_corpus(options: Options) -> dict[str, Any]:
     output = Path(os.path.realpath(options.output))
     devices = codec_devices(options.device, options.engine)
     codec = build_codec(options.codec, "cpu" if options.engine == "ray" else devices[0])
-    # Workers may have another current folder: the codec's name is one from any.
-    options = replace(options, format=find_format(options.source, options.format), codec=codec.name)
+    # Workers may have another current folder.
+    name, layout = from_any_folder(options.codec), find_format(options.source, options.format)
+    options = replace(options, format=layout, codec=name)
     reader = open_corpus(options)
     show(
         f"preparing {without_secrets(options.source)} ({options.format}) with codec {codec.name}: "

@@ -26,6 +26,7 @@ from torchtitan.models.dit_tts.data.dataset import open_dataset
 from torchtitan.models.dit_tts.data.members import ArrayMember
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.speech.codec import build_codec
+from torchtitan.models.dit_tts.speech.codec.mel_dct import STATISTICS_FILE
 
 # Small chunks and shards: several of each.
 SMALL = {"samples_per_shard": 3, "chunk_items": 4, "audio": AS_IS}
@@ -118,8 +119,11 @@ def test_references_of_two_speakers_are_joined(tmp_path):
 
 
 def test_triplets_and_references(corpus, tmp_path):
-    codec = build_codec("mel_dct")
-    record = prepare(corpus, tmp_path / "out", **SMALL | {"chunk_items": 5})
+    own, shipped = tmp_path / STATISTICS_FILE.name, json.loads(STATISTICS_FILE.read_text())
+    own.write_text(json.dumps(shipped | {"mean": [each + 1 for each in shipped["mean"]]}))
+    codec = build_codec(str(own))
+    options = SMALL | {"codec": str(own)}
+    record = prepare(corpus, tmp_path / "out", **options | {"chunk_items": 5})
     summary, shards = record["summary"], record["shards"]
     assert summary["speakers"] == 4 and record["reused"] is False
     train = read_shards(tmp_path / "out/train")
@@ -155,7 +159,7 @@ def test_triplets_and_references(corpus, tmp_path):
         assert shard["sha256"] == hashlib.sha256(content).hexdigest()
         assert shard["bytes"] == len(content) and (tmp_path / "out" / f"{name}.idx").exists()
     assert "no other recording: 1 (12.5%)" in "\n".join(report.lines(summary))
-    none = prepare(corpus, tmp_path / "none", **SMALL, references=0)["summary"]["train"]
+    none = prepare(corpus, tmp_path / "none", **options, references=0)["summary"]["train"]
     assert (none["without_reference"], none["frames"]) == (8, sum(frames))
     for key, sample in read_shards(tmp_path / "none/train").items():
         assert sample["ref.npy"].shape == (0, 128) and "reference_key" not in sample["json"]
