@@ -41,7 +41,7 @@ from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 
 PREPARED, SEED_TTS = "prepared", "seed_tts"
 REFERENCE, RECORDINGS, CODEC = "reference", "recordings", "codec"
-_COLUMNS = ("text_column", "speaker_column", "speaker_pattern", "speaker")
+_COLUMNS = ("format", "text_column", "speaker_column", "speaker_pattern", "speaker")
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def read_prompts(options: EvaluateOptions, data: Data) -> PromptSet:
     if kind == PREPARED:
         found = _prepared(replace(data, path=_shards_of(source)), wanted)
     elif kind in FORMATS:
-        found = _corpus(Corpus(source, kind, speaker=options.speaker), wanted)
+        found = _corpus(Corpus(source, format=kind, speaker=options.speaker), wanted)
     else:
         lines = read_list(source)
         chosen = evenly([line.speaker for line in lines], wanted)
@@ -200,9 +200,9 @@ def _prepared(data: Data, max_utterances: int) -> PromptSet:
 class Corpus:
     """Recordings of any format that `prepare` reads: the usable `items`, and those left out, by reason."""
 
-    def __init__(self, source: str, kind: str = "auto", **columns: Any):
-        """`columns`: options of prepare that say where texts and speakers are."""
-        reader = open_corpus(Options(source, "", kind, **columns))
+    def __init__(self, source: str, **columns: Any):
+        """`columns`: options of prepare that say how it is laid out, and where texts and speakers are."""
+        reader = open_corpus(Options(source, "", **columns))
         self.source, self.loader, plan = source, Loader(reader.root, reader.files()), Plan()
         self.items = list(usable_items(reader, source, "skip", plan))
         self.left_out, self.problems = plan.dropped, plan.problems

@@ -163,7 +163,7 @@ def test_recordings_of_a_prepared_folder_come_from_its_corpus(tmp_path):
 def test_recordings_are_read_by_the_columns_that_the_shards_were_prepared_with(tmp_path):
     write_tones(tmp_path / "wavs", "a")
     write_tones(tmp_path / "wavs", "b", seconds=1.5)
-    table = tmp_path / "list.csv"
+    table = tmp_path / "manifest.csv"
     table.write_text("audio,Satz,Wer\nwavs/a.wav,Hallo,eva\nwavs/b.wav,Guten Tag,eva\n")
     ones = np.ones((3, CHANNELS), np.float16)
     shard = tmp_path / "ready/heldout/s.tar"
@@ -172,9 +172,10 @@ def test_recordings_are_read_by_the_columns_that_the_shards_were_prepared_with(t
     settings = {"codec": "mel_dct", "codec_fingerprint": "x", "speaker": "", "speaker_pattern": ""}
     settings |= {"text_column": "Satz", "speaker_column": "Wer", "audio": {}, "seed": 3}
     record = tmp_path / "ready/prepare.json"
-    record.write_text(json.dumps({"settings": settings}))
-    for test in (tmp_path / "ready", shard):
-        found = read(test, recordings=str(table))
+    record.write_text(json.dumps({"settings": settings | {"format": "manifest"}}))
+    (tmp_path / "metadata.csv").write_text("a|Nein\n")  # another layout
+    for test, corpus in ((tmp_path / "ready", table), (shard, tmp_path)):
+        found = read(test, recordings=str(corpus))
         assert found.prompts[0].load_recording().seconds == 1.5
     record.unlink()
     words = ("lacks 1 of the 1", "the columns Satz, Wer", "keep the prepare.json")
