@@ -52,6 +52,10 @@ def test_one_recognizer_agrees_with_nothing_and_tells_how_sure_it_is(monkeypatch
     assert [each.language for each in found] == ["de", "", "en"] and made.transcribe([]) == []
     lost = transcriber(monkeypatch, lambda sounds, language: [("a", "en")])
     refused(lambda: lost.transcribe(sounds(1, 2)), "'a' returned 1 texts for 2 sounds")
+    plain = transcriber(monkeypatch, lambda sounds, language: ["one", "two"])
+    refused(
+        lambda: plain.transcribe(sounds(1, 2)), "returned 'one', but", "return (words, language)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,9 @@ class UtteranceScore:
 
 def hear(recognizer: Recognizer, sounds: Sequence[Sound], language: str = "") -> list[tuple]:
     """[(words, language or "" where the recognizer does not tell it, and maybe its confidence)] of each sound, all at
-    once if the recognizer can. Raises InputError: it returned another number of texts."""
+    once if the recognizer can. Raises InputError: it returned another number of texts, or no pairs."""
     if in_batches := getattr(recognizer, "transcribe_batch", None):
-        heard = in_batches(list(sounds), language)
+        heard = list(in_batches(list(sounds), language))
     else:
         heard = [(recognizer.transcribe(each, language), "") for each in sounds]
     require(
@@ -61,6 +61,12 @@ def hear(recognizer: Recognizer, sounds: Sequence[Sound], language: str = "") ->
         f"the recognizer '{recognizer.name}' returned {len(heard)} texts for {len(sounds)} sounds, so that it "
         "is not known whose they are; its transcribe_batch must return one for each",
     )
+    for each in heard:  # of a text alone the first letter would be taken
+        require(
+            isinstance(each, tuple | list) and isinstance(each[0], str),
+            f"the recognizer '{recognizer.name}' returned {each!r:.40}, but its transcribe_batch must return (words, "
+            "language) for each sound",
+        )
     return heard
 
 
