@@ -49,6 +49,9 @@ _RATES = {"full": 0.1, "lora": 0.3}
 _RATE_OF_LANGUAGE = 0.5
 """the same where the texts are in another language than the base's (docs/fine_tune.md has the trials)"""
 
+_NAMES = {"en": "en-us", "fr": "fr-fr", "no": "nb", "zh": "cmn"}
+"""Language code -> espeak-ng's name, where it has another"""
+
 _RANK = 16
 
 _SPEAKER_SCORER = "resemblyzer"
@@ -226,17 +229,20 @@ class _Ended(Exception):
 
 def _encoder(options: Options, config: "JobConfig") -> dict[str, str]:
     """The keys of [encoder] by which the texts are read: the base's, or those of --language."""
+    from torchtitan.models.dit_tts.speech.scoring.word_errors import language_code
     from torchtitan.models.dit_tts.text.normalize import LANGUAGES
     from torchtitan.models.dit_tts.text.phones import Phonemizer
     from torchtitan.models.dit_tts.text.vocabulary import language_of
 
     model, normalize = config.encoder.model, str(config.encoder.normalize)
-    code, of_base = options.language.lower().replace("_", "-"), language_of(model)
-    short = code.split("-")[0]
-    code = "cmn" if short == "zh" else code  # espeak-ng's name
-    is_code = 0 < len(short) <= 3  # "German" may be the base's
-    if is_code and of_base and code.split("-")[0] != of_base.split("-")[0]:
-        Phonemizer(code)  # or an error that lists all languages
+    of_base = language_of(model)
+    short = language_code(options.language) if of_base else ""
+    name = _NAMES.get(short, short)
+    if 0 < len(short) <= 3 and name.split("-")[0] != of_base.split("-")[0]:
+        try:  # a region that espeak-ng tells apart
+            code = Phonemizer(options.language.lower().replace("_", "-")).language
+        except InputError:
+            code = Phonemizer(name).language  # or an error that lists all languages
         show(f"the base reads {model}; texts in {options.language} are read as phones:{code}")
         new = f"--language = {options.language!r}, which {options.base} does not read"
         require(options.method == "full", f"{new}, nor an adapter learns; give --method full")
@@ -261,6 +267,8 @@ def _prepared(options: Options, base: Path, encoder: dict[str, str]) -> Path:
     for name in ("language", "speaker", "where", "format", "on_error"):
         if value := getattr(options, name):
             arguments += [f"--{name.replace('_', '-')}", value]
+    if options.on_error == "skip":  # of few recordings one is more than prepare's hundredth
+        arguments += ["--max-corrupt-fraction", "1"]
     if not config.encoder.added_tokens:  # `prepare` does not know these; training checks the rest
         arguments += ["--encoder", encoder["encoder.model"]]
     fraction = options.heldout_fraction or _fraction_held_out(options)

@@ -140,6 +140,10 @@ def test_a_base_of_phones_learns_another_language(finetune, tmp_path, capsys):
         ("es", "phones:es", ""),
         ("ja", "phones:ja", "ja"),
         ("fr_FR", "phones:fr-fr", ""),
+        ("fr", "phones:fr-fr", ""),
+        ("de-DE", "phones:de", ""),
+        ("pt-BR", "phones:pt-br", ""),
+        ("Spanish", "phones:es", ""),
         ("zh", "phones:cmn", "zh"),
         ("en-GB", "phones:en-us", "en"),
         ("English", "phones:en-us", "en"),
@@ -199,7 +203,7 @@ def test_how_many_recordings_are_held_out(finetune, tmp_path, wanted, held):
     prepare = finetune(SECONDS, 1.0, *options)["prepare"]
     given = dict(zip(prepare[3::2], prepare[4::2], strict=True))
     expected = {"--where": "quality=high", "--loudness": "-20.0", "--max-silence": "off"}
-    expected |= {"--on-error": "skip", "--format": "manifest"}
+    expected |= {"--on-error": "skip", "--format": "manifest", "--max-corrupt-fraction": "1"}
     expected |= {"--language": "de", "--max-seconds": "20"}  # 500 frames, 25 of which are a second
     assert given | expected == given
     fraction = float(given["--heldout-fraction"])
