@@ -10,15 +10,17 @@ import soundfile
 from filelock import FileLock
 
 from tests.helpers.collecting import COUNT, STAND_IN, read_rows, seconds, tree
+from tests.helpers.speech_corpora import CHANNELS, prepare
 from titan_tts import cli
 from titan_tts.collect import collection, sources
 from titan_tts.collect.collection import edited, write_collection
 from tools.harness import stand_in_analyzer
 from tools.harness.stand_in_analyzer import RATE, text_of, write_recordings
 from torchtitan.models.dit_tts import errors
+from torchtitan.models.dit_tts.data.dataset import open_dataset
 
 
-def test_every_text_stands_with_its_own_audio(source, output, collect, capsys):
+def test_every_text_stands_with_its_own_audio(source, output, collect, tmp_path, capsys):
     assert collect(source, output) == 0
     rows = read_rows(output)
     assert [row["id"] for row in rows] == sorted({row["id"] for row in rows})
@@ -40,6 +42,13 @@ def test_every_text_stands_with_its_own_audio(source, output, collect, capsys):
         assert words in said
     page = (output / "report.html").read_text()
     assert ">6 of 6</b>" in page and "s0004" in page
+    prepare(output / "collection.jsonl", tmp_path / "data")
+    dataset = open_dataset([str(tmp_path / "data/train")], CHANNELS)
+    samples = {each["id"]: each for each in dataset.metadata_of(range(len(dataset)))}
+    assert len(samples) == len(rows)
+    for row in rows:
+        row = {name: value for name, value in row.items() if value is not None}
+        assert row.items() <= samples[row["id"]].items()
 
 
 def test_a_second_run_adds_what_is_new_and_leaves_out_what_was_edited(
