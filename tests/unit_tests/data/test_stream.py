@@ -1,13 +1,12 @@
-"""The choices of the stream: corrupt samples skipped, datasets mixed, texts and weights of samples, epochs."""
+"""The choices of the stream: how many corrupt samples, datasets mixed, texts and weights of samples, epochs."""
 
 from collections import Counter
 from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
-import torch
 
-from tests.helpers.loaders import CHANNELS, SKIP, build, config, split, take
+from tests.helpers.loaders import CHANNELS, build, config, split, take
 from tests.helpers.sentences import refused
 from tests.helpers.tokens import byte_tokenizer, token
 from tools.harness.synthetic import flip_bits, make_samples, make_shards
@@ -18,33 +17,6 @@ from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
-
-
-@pytest.fixture
-def corrupt(tmp_path):
-    """120 samples of which 4 became corrupt after they were indexed."""
-    folder = make_shards(tmp_path / "d", 120, seed=7, channels=CHANNELS)
-    build(folder)
-    flip_bits(folder / "000000.tar", [3 * 5, 3 * 20 + 1, 3 * 33 + 2])
-    flip_bits(folder / "000001.tar", [3 * 11])
-    return folder
-
-
-BAD = {"000000:utt000010", "000000:utt000040", "000000:utt000066", "000001:utt000023"}
-
-
-def test_skip_changes_only_the_corrupt_rows(corrupt, tmp_path):
-    valid = make_shards(tmp_path / "valid", 120, seed=7, channels=CHANNELS)
-    skipped, replaced = take(build(corrupt, **SKIP), 30), 0
-    for (left, _), (right, _) in zip(skipped, take(build(valid), 30), strict=True):
-        replaced += left["replaced"]
-        for row, (found, wanted) in enumerate(zip(left["sample_id"], right["sample_id"])):
-            if wanted in BAD:
-                assert found not in BAD
-            else:
-                assert found == wanted
-                assert torch.equal(left["latents"][row], right["latents"][row])
-    assert replaced >= len(BAD)
 
 
 @pytest.mark.parametrize(
