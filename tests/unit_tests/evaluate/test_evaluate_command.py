@@ -7,12 +7,7 @@ from pathlib import Path
 import pytest
 import soundfile
 
-from tests.helpers.duration_recognizer import (
-    OFFSET_SPEC,
-    SPEAKER_SPEC,
-    SPEC,
-    DurationRecognizer,
-)
+from tests.helpers.duration_recognizer import SPEAKER_SPEC, SPEC, DurationRecognizer
 from tests.helpers.evaluated_run import (
     RATE,
     UTTERANCES,
@@ -49,6 +44,7 @@ def test_perfect_transcripts_of_punctuation_and_numbers_have_no_errors(tree, cap
         error = row["figures"]["duration_error"]
         assert (error is None) == (row["kind"] != "system")
         assert error is None or max(error.values()) < 1e-9
+    assert found["rows"][0]["figures"]["pitch"]["value"] == pytest.approx(200, rel=0.02)
     assert found["rows"][2]["seeds"] == [0, 1]
     seconds = sum(map(frames_of, range(5))) / 25
     assert found["rows"][2]["real_time_factor"] == pytest.approx(0.5 / seconds)
@@ -84,23 +80,6 @@ def test_a_recognizer_that_can_hears_several_sounds_of_a_language_at_once(tree, 
     forwards, backwards = {(2, "en"), (1, "de")}, {(1, "en"), (1, "de"), (2, "en")}
     assert {*heard[:2]} == forwards and sum(n for n, _ in heard) == 3 * len(rows)
     assert len(heard) == 3 * 4 and {*heard} == forwards | backwards
-
-
-def test_a_scorer_that_puts_a_system_above_the_recordings_says_nothing(tree, capsys):
-    """Another one does; F0 is beside both, and decides nothing."""
-    for spec, void in ((OFFSET_SPEC, True), (SPEAKER_SPEC, False), ("", False)):
-        scorers = ["--recognizer", SPEC, "--speaker-scorer", spec]
-        assert evaluate("run@5", "run@7", "--test", tree, *scorers, "--out=out") == 0
-        found = json.loads(Path("out/evaluation.json").read_text())
-        compared = {each["figure"] for each in found["differences"]}
-        assert ("speaker_similarity" in compared) is (bool(spec) and not void)
-        assert {"wer", "duration_error"} <= compared and not {"pitch", "pitch_range"} & compared
-        page, said = Path("out/evaluation.html").read_text(), capsys.readouterr()
-        for text in (page, said.err):
-            assert ("the scorer of voices puts run@5 (" in text) is void
-        assert ("F0 (Hz)" in said.out) is ("F0 (Hz)" in page) is bool(spec)
-        pitch = found["rows"][0]["figures"]["pitch"]
-        assert pitch["value"] == pytest.approx(200, rel=0.02) if spec else pitch is None
 
 
 def test_recordings_and_codec_without_a_run(tree, capsys, monkeypatch):

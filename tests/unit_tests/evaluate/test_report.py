@@ -24,8 +24,9 @@ def prompts(*speakers: str) -> list[Prompt]:
 
 
 def score(errors: int, words: int, similarity=None, opinion=None, seconds=1.0) -> UtteranceScore:
+    """And an F0, which decides nothing."""
     counts = Errors(errors, words, 2 * errors, 5 * words)
-    return UtteranceScore("", counts, similarity, opinion, seconds)
+    return UtteranceScore("", counts, similarity, opinion, seconds, pitch=200.0, pitch_range=5.0)
 
 
 def row(*seeds: list[UtteranceScore], name="a@1", kind=SYSTEM) -> Row:
