@@ -1,6 +1,5 @@
 """The one door for files of others: what is out of bounds is a ValueError, within seconds and little memory."""
 
-import io
 import json
 import math
 import time
@@ -15,16 +14,11 @@ from safetensors.torch import save_file
 
 from tests.helpers.hostile_files import fifo, link, npy_header, put, sparse
 from tests.helpers.sentences import refused
+from tests.helpers.tars import npy
 from titan_tts.speak.speech_data import ExportedSpeechData
 from torchtitan.models.dit_tts import bounded
 from torchtitan.models.dit_tts.config.exported import VOICES
 from torchtitan.models.dit_tts.errors import reading
-
-
-def npy(array) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    return buffer.getvalue()
 
 
 def npz(**members: bytes):

@@ -66,7 +66,8 @@ def test_an_export_keeps_what_its_model_depends_on():
         assert found["data"]["conditioning"] == ["language"]
         assert found["data"]["duration_token_seconds"] == 0.5
     # No scorer of speech for a fine-tune: it could be any function on the machine of whoever fine-tunes.
-    config.samples.recognizer, config.validation.keep_best = "words:one", "wer"
+    config.samples.recognizer, config.samples.freq = "words:one", 100
+    config.validation.keep_best = "wer"
     sections = fine_tune_config(config, "mel_dct", "bytes")
     assert "keep_best" not in sections["validation"] and "samples" not in sections
 
