@@ -68,6 +68,8 @@ def test_of_what_several_people_decided_the_newest_counts(folder):
     assert desk.progress()["done"] == 3
     assert [desk.undo()[0].id for _ in range(3)] == [ids[3], ids[2], ids[1]]
     assert annotations(folder) == {ids[0]: None, ids[1]: two}
+    desk.judge(ids[0], "accept", "one", None)  # as the first of its decisions, not as the last
+    assert annotations(folder)[ids[0]] == {"annotated": True, "text": "one"}
 
 
 def test_undo_is_another_row_and_brings_the_segment_back(folder):

@@ -184,8 +184,9 @@ def test_balanced_classes_follow_the_effective_number():
 
 
 def test_durations_are_drawn_by_their_power():
-    seconds = np.repeat([2.0, 8.0], 500)
+    seconds, source = np.tile([2.0, 8.0], 500), np.repeat([0, 1], [900, 100])
     settings = {"duration_alpha": 0.5, "frames_per_second": 12.5}
-    weights = draws(np.zeros(1000, int), frames=12.5 * seconds, **settings) / ONE
-    assert weights[-1] / weights[0] == pytest.approx(np.sqrt(8 / 2), abs=1e-3)
-    assert weights.mean() == pytest.approx(1, abs=1e-4)
+    weights = draws(source, frames=12.5 * seconds, **settings) / ONE
+    assert weights[-1] / weights[-2] == pytest.approx(np.sqrt(8 / 2), abs=1e-3)
+    for dataset in (0, 1):  # without weights as many draws as samples
+        assert weights[source == dataset].mean() == pytest.approx(1, abs=1e-4)

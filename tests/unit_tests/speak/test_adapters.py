@@ -183,7 +183,7 @@ def trained_by_peft(folder, **settings):
 RANKS = {
     "target_modules": r"layers\.\d+\.attention\.(text_kv|out)",
     "rank_pattern": {"out": 5},
-    "alpha_pattern": {"layers.1.attention.text_kv": 9},
+    "alpha_pattern": {"layers.1.attention.text_kv": 9, "text_kv": 3},  # the first that fits
 }
 
 
