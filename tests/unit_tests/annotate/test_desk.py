@@ -136,11 +136,12 @@ def test_a_text_never_comes_to_other_audio(tmp_path, capsys):
 
 def test_the_collection_has_what_was_decided(folder):
     desk = opened(folder)
-    desk.judge(segment_id(3), "accept", "größer", "uh größer")
+    desk.judge(segment_id(3), "accept", "größe", "uh größe")
     desk.judge(segment_id(0), "reject", "", None)
     rows = [json.loads(line) for line in write_annotated(folder).read_text().splitlines()]
     assert [row["id"] for row in rows] == [*map(segment_id, (1, 2, 3, 4))]
-    assert [row["text"] for row in rows] == ["Text 1.", "Text 2.", "größer", "Text 4."]
+    assert [row["text"] for row in rows] == ["Text 1.", "Text 2.", "größe", "Text 4."]
+    assert (rows[2]["chars_per_second"], rows[2]["quality"]) == (10.0, "high")  # half a second
     assert [row.get("annotated") for row in rows] == [None, None, True, None]
 
 
