@@ -45,11 +45,11 @@ def link(target: str):
     return lambda path: path.symlink_to(target)
 
 
-def sparse(size: int, head: bytes = b""):
-    """So many bytes that take no disk, behind `head`."""
+def sparse(size: int):
+    """So many bytes that take no disk."""
 
     def make(path: Path) -> None:
-        path.write_bytes(head)
+        path.touch()
         os.truncate(path, size)
 
     return make
@@ -77,23 +77,22 @@ def latents(rows=16, width=CHANNELS) -> bytes:
     return npy(np.full((rows, width), 0.5, "<f2"))
 
 
-def npy_header(text: str, data: bytes = b"", version: int = 1) -> bytes:
-    size = struct.pack("<H" if version == 1 else "<I", len(text))
-    return b"\x93NUMPY" + bytes([version, 0]) + size + text.encode() + data
+def npy_header(text: str, data: bytes = b"") -> bytes:
+    return b"\x93NUMPY\1\0" + struct.pack("<H", len(text)) + text.encode() + data
 
 
-def sample(key="bad", array=None, reference=None, text: Any = "one two", tail=()) -> list:
+def sample(key="bad", array=None, reference=None, text: Any = "one two") -> list:
     """The members of a sample; `text` as bytes is the JSON itself."""
     metadata = text if isinstance(text, bytes) else json.dumps({"text": text}).encode()
     arrays = (latents() if array is None else array, latents(4) if reference is None else reference)
     members = zip(("npy", "ref.npy", "json"), (*arrays, metadata))
-    return [*((f"{key}.{suffix}", data) for suffix, data in members), *tail]
+    return [(f"{key}.{suffix}", data) for suffix, data in members]
 
 
-def tar(*groups, form=tarfile.GNU_FORMAT, pax=None) -> bytes:
+def tar(*groups) -> bytes:
     """A tar of groups of (name, bytes) or of `tarfile.TarInfo`."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=form, pax_headers=pax) as archive:
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for name, data in (member for group in groups for member in group):
             info = name if isinstance(name, tarfile.TarInfo) else tarfile.TarInfo(name)
             if data is not None:
@@ -105,9 +104,9 @@ def tar(*groups, form=tarfile.GNU_FORMAT, pax=None) -> bytes:
 GOOD = [sample(f"good{number}", text="one two three") for number in range(20)]
 
 
-def shard(*bad, **options) -> bytes:
+def shard(*bad) -> bytes:
     """Twenty good samples, then others."""
-    return tar(*GOOD, *bad, **options)
+    return tar(*GOOD, *bad)
 
 
 def special(name: str, kind: bytes, target: str = "") -> list:

@@ -68,9 +68,7 @@ def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def sharded_alone(
-    model: DiTTTSModel, precision: Any = None, reshard_after_forward: bool = True
-) -> DiTTTSModel:
+def sharded_alone(model: DiTTTSModel) -> DiTTTSModel:
     """By FSDP2 on a mesh of this process, for which there is a group."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -79,8 +77,7 @@ def sharded_alone(
     from torchtitan.models.dit_tts.infra.parallelize import apply_fsdp
 
     mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("fsdp",))
-    reshard = Parallelism(fsdp_reshard_after_forward="always" if reshard_after_forward else "never")
-    apply_fsdp(model, mesh, precision or MixedPrecisionPolicy(), reshard, False)
+    apply_fsdp(model, mesh, MixedPrecisionPolicy(), Parallelism(), False)
     return model
 
 

@@ -23,7 +23,7 @@ from torchtitan.models.dit_tts.errors import reading
 
 def npz(**members: bytes):
     def make(path):
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
             for name, data in members.items():
                 file.writestr(f"{name}.npy", data)
 

@@ -45,6 +45,12 @@ def test_config_is_valid_on_every_fitting_number_of_ranks(path):
         validate_config(config, gpus, list(flavors))
 
 
+def test_a_student_speaks_in_four_steps_without_guidance():
+    [path] = [path for path in CONFIGS if path.stem == "distill"]
+    sampling = load_config(["--job.config_file", str(path)]).sampling
+    assert (sampling.steps, sampling.text_scale) == (4, 0.0)
+
+
 # Micro-batch and accumulation steps of the 1,024 samples on 64 GPUs.
 TABLE = {"800m": (16, 1), "3b": (16, 1), "8b": (8, 2)}
 

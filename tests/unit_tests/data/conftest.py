@@ -1,8 +1,15 @@
-"""Fixtures of tests that read from stores."""
+"""Fixtures of several tests: synthetic shards, and a store to read from."""
 
 import pytest
 
+from tests.helpers.loaders import CHANNELS
+from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.data import remote
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_shards(tmp_path_factory.mktemp("shards"), 120, seed=7, channels=CHANNELS)
 
 
 @pytest.fixture

@@ -15,16 +15,11 @@ from tests.helpers.loaders import (
     take,
 )
 from tests.helpers.tokens import byte_tokenizer
-from tools.harness.synthetic import flip_bits, make_samples, make_shards
+from tools.harness.synthetic import flip_bits, make_samples
 from torchtitan.models.dit_tts.data.collate import trim_padding
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError
 from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.errors import InputError
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_shards(tmp_path_factory.mktemp("shards"), 120, seed=7, channels=CHANNELS)
 
 
 def test_contents_of_a_batch(folder):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-import json
 import os
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.sentences import refused
+from tests.helpers.sound_samples import raw_members
 from tests.helpers.tars import npy, write_tar
 from tools.harness.synthetic import flip_bits, make_samples, make_shards
 from torchtitan.models.dit_tts.data import dataset as dataset_module
@@ -20,14 +20,6 @@ from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, open_data
 from torchtitan.models.dit_tts.data.shard_writer import HASHES_KEY, Triplet, write_shard
 
 CHANNELS = 8
-
-
-def members_of(sample: Triplet) -> dict[str, bytes]:
-    return {
-        f"{sample.key}.npy": npy(sample.latents),
-        f"{sample.key}.ref.npy": npy(sample.reference),
-        f"{sample.key}.json": json.dumps(sample.metadata).encode(),
-    }
 
 
 def check_equal(dataset, samples, prefix="x:"):
@@ -98,7 +90,7 @@ def test_python_tars_with_long_names_interleaved_and_extra_members(
     ]
     if tar_format != tarfile.USTAR_FORMAT:
         samples.append(dataclasses.replace(samples[0], key="é" * 140))
-    members = [list(members_of(sample).items()) for sample in samples]
+    members = [list(raw_members(sample).items()) for sample in samples]
     interleaved = [triplet[kind] for kind in (2, 0, 1) for triplet in members]
     interleaved.insert(4, ("readme.txt", b"not a sample"))
     interleaved.insert(9, (samples[0].key + ".wav", b"RIFF"))
@@ -113,7 +105,7 @@ def test_tars_of_gnu_tar(tmp_path, samples, tar_format):
     for number, sample in enumerate(samples):
         buffer = io.BytesIO()
         np.lib.format.write_array(buffer, sample.latents, version=(1 + number % 3, 0))
-        members = members_of(sample) | {f"{sample.key}.npy": buffer.getvalue()}
+        members = raw_members(sample) | {f"{sample.key}.npy": buffer.getvalue()}
         for name, data in members.items():
             name = name.replace(".json", ".JSON") if number % 2 else name
             (tmp_path / "source" / name).write_bytes(data)
@@ -128,7 +120,7 @@ def test_float32_arrays_and_given_buffers(tmp_path, samples):
     sample = dataclasses.replace(samples[0], latents=rng.random((90, CHANNELS), np.float32))
     # Above 32,767 elements they are converted in parts.
     many = dataclasses.replace(samples[1], latents=rng.random((9000, CHANNELS)).astype(np.float16))
-    write_tar(tmp_path / "x.tar", [*members_of(sample).items(), *members_of(many).items()])
+    write_tar(tmp_path / "x.tar", [*raw_members(sample).items(), *raw_members(many).items()])
     dataset = open_dataset(str(tmp_path / "x.tar"), CHANNELS)
     latents = np.full((300, CHANNELS), 7, np.float32)
     reference = np.full((3, CHANNELS), 7, np.float16)
@@ -194,7 +186,7 @@ def test_sizes_that_no_tar_has(tmp_path, samples, size):
 
 def replaced(samples, name, data):
     """Members of the samples with other bytes for one, or without it where these are None."""
-    members = {n: d for sample in samples for n, d in members_of(sample).items()} | {name: data}
+    members = {n: d for sample in samples for n, d in raw_members(sample).items()} | {name: data}
     return [(n, d) for n, d in members.items() if d is not None]
 
 

@@ -20,11 +20,6 @@ from torchtitan.models.dit_tts.text.vocabulary import Vocabulary
 PACKED = {"batching": "packed", "longest_per_row": 2, "max_speaker_frames": 64}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_shards(tmp_path_factory.mktemp("shards"), 120, seed=7, channels=CHANNELS)
-
-
 def speech(n, longest=750):
     """(n, 3) of 1 to 30 s at 25 frames/s; texts of a speaker's own rate, references of 1 to 10 s."""
     rng = np.random.default_rng(0)
