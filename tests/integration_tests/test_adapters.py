@@ -125,18 +125,6 @@ def refusal(made, name, *more):
     return str(failed.value)
 
 
-@pytest.mark.parametrize(
-    "more, said",
-    [
-        (["--resume.allow=lora.rank"], "with 3; give --lora.rank 3, or another [job] experiment"),
-        ([*LORA, "--optimizer.name=Muon"], "with [optimizer] name = 'Muon': it is not supported"),
-        ([*LORA, "--checkpoint.initial_load_path="], "set [checkpoint] initial_load_path"),
-    ],
-)
-def test_it_refuses(made, more, said):
-    assert said in refusal(made, "lora", *more)
-
-
 def test_it_is_never_added_to_other_weights(made, tmp_path, capsys):
     start = f"--checkpoint.initial_load_path={made.lora / 'checkpoint/step-6'}"
     assert "holds an adapter alone ([lora] rank = 3)" in refusal(made, "over-lora", *LORA, start)

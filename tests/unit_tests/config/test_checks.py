@@ -56,6 +56,8 @@ REFUSED = """
 1 | parallelism.backend = 'megatron'; megatron.transformer_impl = 'transformer_engine' | needs a GPU | 'local'
 1 | parallelism.backend = 'megatron'; megatron.sequence_parallel = true | degree = 1, | at least 2
 2 | SPLIT; megatron = {transformer_impl = 'transformer_engine', sequence_parallel = true} | needs a degree
+1 | lora.rank = 4 | [lora] rank = 4 | set [checkpoint] initial_load_path
+1 | lora.rank = 4; benchmark = {enable = true, steps = 4}; optimizer.name = 'Muon' | rank = 4 with [optimizer] name = 'Muon' | to 'AdamW'
 2 | SPLIT; lora.rank = 4; benchmark = {enable = true, steps = 4} | rank = 4 | tensor_parallel_degree to 1
 2 | SPLIT; model.converters = ['float8'] | not converted | [megatron] fp8
 2 | training = {local_batch_size = 4, global_batch_size = 12} | = 12 | local_batch_size 4 x 2  | = 8
