@@ -34,8 +34,8 @@ class Runs:
         start = f"--checkpoint.initial_load_path={self.base}"
         return [*self.common, start, "--training.steps=6", *more]
 
-    def adapt(self, name, *more, ranks=1):
-        return runs.run(self.folder, name, self.arguments(*more), ranks).folder
+    def adapt(self, name, *more):
+        return runs.run(self.folder, name, self.arguments(*more)).folder
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +45,8 @@ def made(tmp_path_factory):
     return found
 
 
-def adapter_of(folder, step=6, entry=""):
-    return read_adapter(folder / f"checkpoint/step-{step}", entry)
+def adapter_of(folder, entry=""):
+    return read_adapter(folder / "checkpoint/step-6", entry)
 
 
 @pytest.mark.parametrize("layout", [FSDP, pytest.param(DDP, marks=pytest.mark.slow)])
