@@ -139,6 +139,6 @@ def test_it_is_never_added_to_other_weights(made, tmp_path, capsys):
     assert main(["export", str(other), str(tmp_path / "x"), "--adapter"]) == 2
     assert main(["export", str(made.folder / "trained"), str(tmp_path / "x"), "--adapter"]) == 2
     start = f"--checkpoint.initial_load_path={made.folder / 'trained/checkpoint/step-3'}"
-    over = made.adapt("over-a-checkpoint", *LORA, start)
+    over = made.adapt("over-a-checkpoint", *LORA, start, "--training.steps=1")
     assert main(["export", str(over), str(tmp_path / "x"), "--adapter"]) == 2
     assert "is not an adapter's run over an exported folder" in capsys.readouterr().err
