@@ -15,7 +15,9 @@ def _run(args: list[str]) -> None:
     parser.add_argument("folder")
     parser.add_argument("--text", required=True)
     parser.add_argument("--out", required=True, help="a file .wav")
-    parser.add_argument("--voice", help="one of the folder's; the default one if left out")
+    parser.add_argument(
+        "--voice", help="one of the folder's; default: its first, none by --caption"
+    )
     parser.add_argument("--caption", default="", help="how the voice sounds, in words")
     given = parser.parse_args(args)
     voice = load(given.folder)

@@ -38,7 +38,8 @@ _PAUSE, _FADE = 0.12, 0.005  # seconds, as in speak/joining.py
 _LONGEST = 16  # times max_frames: a text that is not split takes less
 
 Voice = str | np.ndarray | None
-"""A name of the folder's voices, latents (R, C) of a reference, "" for no particular voice, or None for the default one"""
+"""A name of the folder's voices, latents (R, C) of a reference, "" for no particular voice, or None for the default one, with
+a caption for none"""
 
 
 def _checked(found: Any) -> dict[str, Any]:
@@ -114,8 +115,9 @@ class OnnxVoice:
 
     def speak(self, text: str, voice: Voice = None, seed: int = 0, caption: str = "") -> np.ndarray:
         """(samples,) float32 in [-1, 1] of a text, a long one in pieces. `seed`: of the noise. `caption`: how the voice
-        sounds, in words, of a folder that takes captions."""
-        most = self.settings["max_frames"]
+        sounds, in words, of a folder that takes captions. Alone it makes a voice, which the first piece has for the others."""
+        most, speaker = self.settings["max_frames"], voice
+        is_made = bool(caption.strip()) and not len(self._reference(voice, caption))
 
         def sizes(texts: Sequence[str]) -> list[float]:
             tokens = [len(self.reader(each)[0]) / self.settings["max_tokens"] for each in texts]
@@ -127,13 +129,14 @@ class OnnxVoice:
         sounds = []
         for number, piece in enumerate(split_text(clean_text(text), sizes)):
             frames = self.frames(piece, voice, caption)
-            latents = self.latents(piece, frames, voice, seed + number, caption=caption)
+            latents = self.latents(piece, frames, speaker, seed + number, caption=caption)
+            speaker = latents if is_made and not number else speaker
             sounds.append(self.decode(latents))
         return _joined(sounds, self.sample_rate)
 
     def frames(self, text: str, voice: Voice = None, caption: str = "") -> int:
         """Latent frames that a text takes."""
-        reference, (ids, _) = self._reference(voice), self.reader(text)
+        reference, (ids, _) = self._reference(voice, caption), self.reader(text)
         given = {"ids": ids[None], "has_speaker": np.array([len(reference) > 0])}
         given |= {"reference": self._patches(reference)} | self._captioned(caption)
         with reading(self.folder / "length.onnx", _AGAIN):
@@ -153,7 +156,7 @@ class OnnxVoice:
         caption: str = "",
     ) -> np.ndarray:
         """(frames, C) float32 of one piece of a text. `noise`: (frames, C); None: drawn from the seed."""
-        (ids, positions), reference = self.reader(text), self._reference(voice)
+        (ids, positions), reference = self.reader(text), self._reference(voice, caption)
         given = {"ids": ids[None], "positions": positions[None]}
         given |= {"frames": np.array([frames], np.float32), "reference": self._patches(reference)}
         given |= self._captioned(caption)
@@ -185,7 +188,10 @@ class OnnxVoice:
             noise = np.random.default_rng(0).standard_normal(size, np.float32)
         with reading(self.folder / "sound.onnx", _AGAIN):
             given = {"latents": latents[None], "noise": noise.reshape(size)}
-            return self._run("sound", given)[0].clip(-1, 1)
+            sound = self._run("sound", given)[0]
+            if sound.shape != (noise.size,) or not np.isfinite(sound).all():
+                raise ValueError(f"it gives no finite sound of {noise.size} samples")
+            return sound.clip(-1, 1)
 
     def _velocity(
         self, x: np.ndarray, t: float, keys: Sequence[np.ndarray], branches: Sequence[Any]
@@ -202,9 +208,10 @@ class OnnxVoice:
         session = self.graphs[name]
         return session.run(None, {each.name: given[each.name] for each in session.get_inputs()})
 
-    def _reference(self, voice: Voice) -> np.ndarray:
+    def _reference(self, voice: Voice, caption: str) -> np.ndarray:
         """(R, C) latents; (0, C) for no particular voice."""
-        voice = self.settings["voice"] if voice is None else voice
+        if voice is None:
+            voice = "" if caption.strip() else self.settings["voice"]
         if isinstance(voice, str):
             known = self.voices | {"": np.zeros((0, self.settings["channels"]))}
             has = ", ".join(self.voices) or "none"

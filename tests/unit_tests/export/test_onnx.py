@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -29,6 +30,7 @@ from titan_tts import from_pretrained, onnx_voice
 from titan_tts.cli import main
 from titan_tts.export.onnx_export import quantized, reader_arguments
 from titan_tts.onnx_voice.reader import Reader
+from titan_tts.onnx_voice.voice import OnnxVoice
 from titan_tts.speak.utterance import Utterance, Voice
 from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.config import exported
@@ -109,6 +111,36 @@ def test_its_latents_are_those_of_torch(made):
     assert len(frames) > 2 and np.abs(found).max() > 0.5
     plain = replace(voice, settings=voice.settings | {"max_caption": 0})
     refused(lambda: plain.speak("one", caption="calm"), "takes no captions; leave caption out")
+
+
+def test_a_caption_alone_makes_a_voice_for_all_pieces(made, monkeypatch):
+    """Not the default one; another voice, or without a caption the default one, is that of all."""
+    voice, made_of, real = onnx_voice.load(made / "voice"), [], OnnxVoice.latents
+
+    def latents(self, text, frames, voice, seed, caption):
+        found = real(self, text, frames, voice, seed, caption=caption)
+        made_of.append((self._reference(voice, caption), found))
+        return found
+
+    monkeypatch.setattr(OnnxVoice, "latents", latents)
+    short, known = replace(voice, settings=voice.settings | {"max_frames": 20}), voice.voices
+    for named, caption, expected in (
+        (None, "calm", np.zeros((0, 128))),
+        ("s0", "calm", known["s0"]),
+        (None, "", known["s2"]),
+    ):
+        made_of.clear()
+        short.speak("one two three four five seven nine " * 2, named, caption=caption)
+        (first, said), *others = made_of
+        assert np.array_equal(first, expected)
+        assert others and all(np.array_equal(v, first if len(first) else said) for v, _ in others)
+
+
+@pytest.mark.parametrize("sound", [np.full(640, np.nan), np.zeros((1, 640)), np.zeros(320)])
+def test_a_graph_that_gives_no_sound_is_refused(sound):
+    session = SimpleNamespace(get_inputs=list, run=lambda *_: [sound])
+    voice = OnnxVoice(Path("f"), {"hop": 320}, None, {}, {"sound": session})
+    refused(lambda: voice.decode(np.zeros((2, 8))), "sound.onnx", "no finite sound of 640 samples")
 
 
 @pytest.mark.parametrize("rate", [16_000, 24_000])

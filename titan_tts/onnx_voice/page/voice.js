@@ -112,8 +112,10 @@ export async function open(folder) {
     return x
   }
 
-  /** Samples in [-1, 1], `settings.sample_rate` per second. `voice`: one of `voices`, or "" for no particular one. */
-  async function speak(text, voice = settings.voice, caption = "") {
+  /** Samples in [-1, 1], `settings.sample_rate` per second. `voice`: one of `voices`, or "" for no particular one; without a
+   *  caption the default one. */
+  async function speak(text, voice, caption = "") {
+    voice ??= caption.trim() ? "" : settings.voice
     const length = await frames(text, voice, caption)
     const said = await latents(text, voice, normal(length * channels), caption)
     const given = { latents: tensor(said, [1, length, channels]), noise: tensor(normal(length * hop), [1, length, hop]) }
