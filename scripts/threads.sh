@@ -6,12 +6,9 @@ else
     if grep -qE 'amx_bf16|avx512_bf16' /proc/cpuinfo 2>/dev/null; then
         precision=bfloat16 # other CPUs emulate it
     fi
-    # More threads only wait for each other on so small a model. They spin, but briefly: sleeping
-    # threads have to be woken at every matmul (a third slower), and threads that spin for long make a
-    # step many times slower when another process uses one of the cores.
+    # More threads only wait for each other on so small a model.
     cores=$(nproc)
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores < 8 ? cores : 8))}
-    export OMP_WAIT_POLICY=active GOMP_SPINCOUNT=3000
     # Keep freed activations in the heap instead of returning them to the kernel: 5 % faster.
     export MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=17179869184
 fi

@@ -11,6 +11,7 @@ import difflib
 import importlib
 import inspect
 import io
+import os
 import sys
 from collections.abc import Collection
 from contextlib import redirect_stderr
@@ -104,6 +105,10 @@ def main(args: list[str]) -> int:
         raise
     if config_args:
         options = dataclasses.replace(options, config_args=config_args)
+    # Read by libgomp when torch is imported. By default its threads spin for so long that a step takes ten times as long
+    # where another program uses one of the cores; sleeping at once costs a third.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     return command.run(options)
 
 

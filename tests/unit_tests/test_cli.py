@@ -102,6 +102,20 @@ def test_a_command_line_that_does_not_fit_is_one_sentence(ran, row, capsys):
     assert said.startswith(f"error: {sentence}") and said.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "given, spins",
+    [
+        ({}, "3000"),
+        ({"GOMP_SPINCOUNT": "7"}, "7"),
+        ({"OMP_WAIT_POLICY": "passive"}, None),
+    ],
+)
+def test_threads_wait_briefly_unless_told(ran, monkeypatch, given, spins):
+    monkeypatch.setattr(os, "environ", given)
+    assert cli.main(["prepare", "recordings"]) == 3 and ran
+    assert given.get("GOMP_SPINCOUNT") == spins
+
+
 def test_a_missing_package_ends_with_the_extra_that_has_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "soundfile", None)
     for needs in (importlib.import_module, require_modules):
