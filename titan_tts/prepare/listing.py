@@ -5,6 +5,7 @@ lines. Chunks are a function of the list alone, so what depends on them does not
 kills or machines.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -127,9 +128,11 @@ def usable_items(
     reader: Reader, source: str, on_error: str, plan: Plan, where: str = ""
 ) -> Iterator[Utterance]:
     """Utterances to encode; the others are counted in `plan`, and with `on_error` "raise" refused at the end."""
+    gone, missing = os.strerror(errno.ENOENT), 0
     for item, _, _ in list_items(reader):
         if isinstance(item, Unusable):
             plan.drop("undecodable", item.id)
+            missing += gone in item.sentence
             if len(plan.problems) < SHOWN_PROBLEMS:
                 plan.problems.append([item.id, item.sentence])
         elif not is_wanted(item, where):
@@ -143,10 +146,15 @@ def usable_items(
     if on_error == "raise" and plan.problems:
         (key, sentence), *others = plan.problems
         more = plan.dropped["undecodable"] - 1
-        same = all(other == sentence for _, other in others)
+        same = all(other == sentence or gone in sentence and gone in other for _, other in others)
         shown = "" if same else "".join(f"\n  {key}: {each}" for key, each in others)
         also = f"\n{more} more cannot be used{' for the same reason' if same else ':'}{shown}"
-        raise unusable(source, key, f"{sentence}{also if more else ''}")
+        said = f"{sentence}{also if more else ''}"
+        if missing:
+            said += f"; paths that are not absolute count from {reader.root}"
+        if 2 * missing > plan.items + plan.dropped["undecodable"]:
+            raise InputError(f"{source}: {key}: {said}; correct them, or move the list")
+        raise unusable(source, key, said)
 
 
 def unusable(source: str, key: str, problem: object) -> InputError:

@@ -250,7 +250,17 @@ def test_what_is_left_out_of_a_list(tmp_path):
     assert plan.problems[0][0] == "m.csv line 3"
     with pytest.raises(InputError) as caught:
         taken(path)
-    assert "m.csv line 3" in str(caught.value) and "no.wav" in str(caught.value)
+    some = str(caught.value)
+    assert "m.csv line 3" in some and "no.wav" in some and f"count from {tmp_path}; " in some
+    assert some.endswith("--on-error skip")
+    # Where most files are missing, their paths are wrong, and to leave them out is no help.
+    path.write_text("audio,text,speaker\na.wav,x,s\nno.wav,y,s\nnot.wav,z,s\n")
+    with pytest.raises(InputError) as caught:
+        taken(path)
+    assert str(caught.value).endswith(
+        f"no.wav' cannot be read (No such file or directory)\n1 more cannot be used for the same reason; "
+        f"paths that are not absolute count from {tmp_path}; correct them, or move the list"
+    )
     path.write_text("audio,text,speaker\na.wav,,s\n")
     assert taken(path)[1].dropped == {"empty_text": 1}
 
