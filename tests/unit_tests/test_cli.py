@@ -84,6 +84,8 @@ prepare a --workers | --workers has no value, but it must be a whole number
 prepare a --overwrite=1 | --overwrite is a switch and takes no value, but '1' is given
 prepare a b | titan-tts prepare: 'b' is an unexpected argument; titan-tts prepare --help
 prepare | titan-tts prepare needs SOURCE; see titan-tts prepare --help
+generate a --dry-run=1 | unknown option --dry-run: titan-tts generate --help
+generate a --text-lst b | unknown option --text-lst: did you mean --text-list?
 plan x.toml --node 4 | unknown option --node: did you mean --nodes?
 generate a --step bast | --step = 'bast', but it must be a whole number or 'best'
 checkpoint verfy a | ACTION = 'verfy', but it must be 'verify'

@@ -145,7 +145,7 @@ ON_THE_COMMAND_LINE = """
 --training.compile 8 | unknown option --training.compile: use [compile] enable
 --parallelism fsdp | unknown option --parallelism: use [parallelism] data_parallel_shard_degree
 --training.step 8 | unknown option --training.step: did you mean --training.steps?
---data.no-path | unknown option --data.no_path: did you mean --data.path?
+--data.no-path | unknown option --data.no-path: did you mean --data.path?
 --data.zzzz=1 | unknown option --data.zzzz: titan-tts train --help-config lists the options
 --training.steps=ten | --training.steps = 'ten', but it must be a whole number
 --training.steps | --training.steps has no value, but it must be a whole number

@@ -139,10 +139,11 @@ def read_command_line(
         kind = bool if is_off else kinds.get(name)
         if kind is None:
             close = difflib.get_close_matches(name, kinds, n=1)
+            near = [each if "." in each else each.replace("_", "-") for each in close]
             hint = instead.get(name.rpartition(".")[2].removeprefix("no_")) or (
-                f"did you mean --{close[0]}?" if close else f"{help_command} lists the options"
+                f"did you mean --{near[0]}?" if near else f"{help_command} lists the options"
             )
-            raise InputError(f"unknown option --{name}: {hint}")
+            raise InputError(f"unknown option {option}: {hint}")
         if kind is bool and "." not in name:
             if equals:
                 raise InputError(f"{option} is a switch and takes no value, but {value!r} is given")
