@@ -32,7 +32,7 @@ from torchtitan.models.dit_tts.data.leak import is_leak
 from torchtitan.models.dit_tts.data.references import FixedReferences
 from torchtitan.models.dit_tts.data.storage import find_shards, open_source
 from torchtitan.models.dit_tts.data.tar_reader import walk_members
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.files import file_name, is_remote, nfc, unique
 from torchtitan.models.dit_tts.speech.audio import decode, to_mono
 from torchtitan.models.dit_tts.speech.codec import Codec
@@ -146,8 +146,7 @@ def read_prompts(options: EvaluateOptions, data: Data) -> PromptSet:
     if not found.prompts:
         why = ", ".join(f"{count} {reason}" for reason, count in found.left_out.items())
         raise InputError(
-            f"--test {source}: has no utterance to evaluate on{f' (left out: {why})' if why else ''}; "
-            f"recordings without a speaker need --speaker"
+            f"--test {source}: has no utterance to evaluate on{f' (left out: {why})' if why else ''}"
         )
     keys = unique([prompt.id for prompt in found.prompts])
     # Some filesystems do not tell capitals from small letters.
@@ -219,6 +218,11 @@ class Corpus:
 
 def _corpus(corpus: Corpus, max_utterances: int) -> PromptSet:
     """Prompts of the held-out utterances, if the corpus has any, else of all."""
+    for key, sentence in corpus.problems[:1]:
+        require(
+            bool(corpus.items),
+            f"--test {corpus.source}: no recording can be used; {key}: {sentence}",
+        )
     items = [item for item in corpus.items if item.split == "heldout"] or corpus.items
     near, far = _by_speaker(items), _by_speaker(corpus.items)
     prompts = []

@@ -92,6 +92,8 @@ def test_a_corpus_with_references_of_its_own_is_prepared_first(tmp_path):
     row = '{"audio": "a.wav", "text": "a", "speaker": "s", "reference": "b.wav"}'
     (tmp_path / "m.jsonl").write_text(row)
     refused(lambda: read(tmp_path / "m.jsonl"), "a: has references of its own", "prepare it")
+    (tmp_path / "m.jsonl").write_text('{"audio": "a.wav", "text": "a"}')
+    refused(lambda: read(tmp_path / "m.jsonl"), "no recording can be used; a: has no speaker")
 
 
 def test_only_the_held_out_part_of_a_corpus_is_taken(tmp_path):
