@@ -13,17 +13,19 @@ def run(options: Options) -> int:
         raise InputError(f"OUT = {out} exists already; give a new folder")
     check_writable(out / "config.json", "OUT")
     require(options.onnx or options.dtype != "int8", "--dtype = int8 is for --onnx; add that")
+    licensed = options.license != Options.license  # in the model card
     if options.onnx:
-        right = options.dtype != "bfloat16" and not options.adapter
-        require(right, "--onnx is written with --dtype float32 or int8, and without --adapter")
+        right = options.dtype != "bfloat16" and not (options.adapter or licensed)
+        why = "--onnx is written with --dtype float32 or int8, and without --adapter and --license"
+        require(right, why)
         from titan_tts.export.onnx_export import export_onnx
 
         show(export_onnx(options, out))
         return 0
-    unused = options.voices or options.dtype != Options.dtype
+    unused = options.voices or options.dtype != Options.dtype or licensed
     require(
         not (options.adapter and unused),
-        "--adapter writes what was trained alone, without --voices and --dtype; leave these out",
+        "--adapter writes what was trained alone, without --voices, --dtype and --license; leave these out",
     )
     from titan_tts.export.exporter import export
 

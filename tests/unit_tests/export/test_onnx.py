@@ -272,6 +272,8 @@ def test_a_strangers_folder_is_refused_in_a_sentence(made, tmp_path, name, conte
 def test_what_it_cannot_do_is_said_before_it_is_written(made, tmp_path, capsys):
     for given, sentence in (
         ("--onnx --dtype=bfloat16", "--onnx is written with --dtype float32 or int8"),
+        ("--onnx --license=mit", "without --adapter and --license"),
+        ("--adapter --license=mit", "without --voices, --dtype and --license"),
         ("--dtype=int8", "--dtype = int8 is for --onnx"),
         ("--onnx --voices=s7", "--speaker = s7"),
     ):
