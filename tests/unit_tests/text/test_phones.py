@@ -124,6 +124,7 @@ def test_weights_of_one_language_begin_another(config, tmp_path):
         (again, PHONES[1]),
     ):
         assert load_tokenizer(folder, config, encoder).spoken(TEXTS[1]) == said
+    refused(lambda: load_tokenizer(folder, config, "en-us"), "reads phones:es; give phones:LANG")
     (tmp_path / "bytes").mkdir()
     (tmp_path / "bytes/tokenizer.json").write_text(to_json(Vocabulary()))
     config.encoder.model = "bytes"

@@ -224,6 +224,10 @@ def load_tokenizer(folder: Path, config: JobConfig, encoder: str = "") -> Condit
     aligner = load_aligner(folder) if config.model.text_positions == "aligned" else None
     if language_of(encoder):
         vocabulary = read_in(vocabulary, encoder)
+    elif encoder and vocabulary.language and not Path(encoder).exists():  # "es"
+        raise InputError(
+            f"--encoder = {encoder!r}, but this model reads {model}; give phones:LANGUAGE, or leave it out"
+        )
     return _tokenizer_of(vocabulary, text, config, aligner)
 
 
