@@ -26,6 +26,7 @@ from torchtitan.models.dit_tts.files import check_writable, write_atomic
 from torchtitan.models.dit_tts.run.launcher import die_with_parent
 
 if TYPE_CHECKING:
+    from titan_tts.records.utterance import Utterance
     from torchtitan.models.dit_tts.config.job_config import JobConfig
 
 _RECORD_NAME = "finetune.json"
@@ -51,6 +52,8 @@ _RATE_OF_LANGUAGE = 0.5
 
 _NAMES = {"en": "en-us", "fr": "fr-fr", "no": "nb", "zh": "cmn"}
 """Language code -> espeak-ng's name, where it has another"""
+
+_NOBODY = "\0"  # no list has that name
 
 _RANK = 16
 
@@ -121,7 +124,7 @@ class Options:
 
 def run(options: Options) -> int:
     if Path(options.recordings, "prepare.json").is_file():
-        for name in ("where", "language", "speaker", "format", "on_error", "heldout_fraction"):
+        for name in ("where", "speaker", "format", "on_error", "heldout_fraction"):
             require(
                 getattr(options, name) == getattr(Options, name),
                 f"--{name.replace('_', '-')} is for recordings, but {options.recordings} is prepared already; leave it out",
@@ -160,9 +163,6 @@ def _finetune(options: Options) -> None:
         base = exported
     if not options.codec:
         refuse_function_as_codec(_config_of(base).sampling.codec, str(base), "--codec")
-    if (prepared := Path(options.recordings, "prepare.json")).is_file():
-        settings = read_json(prepared, settings=dict).get("settings", {})
-        options = replace(options, language=str(settings.get("language") or ""))
     encoder = _encoder(options, _config_of(base))
     data = _prepared(options, base, encoder)
     _train(options, base, data, encoder)
@@ -228,7 +228,7 @@ class _Ended(Exception):
 
 
 def _encoder(options: Options, config: "JobConfig") -> dict[str, str]:
-    """The keys of [encoder] by which the texts are read: the base's, or those of --language."""
+    """The keys of [encoder] by which the texts are read: the base's, or those of their language."""
     from torchtitan.models.dit_tts.speech.scoring.word_errors import language_code
     from torchtitan.models.dit_tts.text.normalize import LANGUAGES
     from torchtitan.models.dit_tts.text.phones import Phonemizer
@@ -236,19 +236,39 @@ def _encoder(options: Options, config: "JobConfig") -> dict[str, str]:
 
     model, normalize = config.encoder.model, str(config.encoder.normalize)
     of_base = language_of(model)
-    short = language_code(options.language) if of_base else ""
+    require(
+        bool(of_base)
+        or not (options.language and Path(options.recordings, "prepare.json").is_file()),
+        f"--language is for recordings, but {options.recordings} is prepared already; leave it out",
+    )
+    language = _language(options, config) if of_base else ""
+    short = language_code(language) if language else ""
     name = _NAMES.get(short, short)
     if 0 < len(short) <= 3 and name.split("-")[0] != of_base.split("-")[0]:
         try:  # a region that espeak-ng tells apart
-            code = Phonemizer(options.language.lower().replace("_", "-")).language
+            code = Phonemizer(language.lower().replace("_", "-")).language
         except InputError:
             code = Phonemizer(name).language  # or an error that lists all languages
-        show(f"the base reads {model}; texts in {options.language} are read as phones:{code}")
-        new = f"--language = {options.language!r}, which {options.base} does not read"
+        show(f"the base reads {model}; texts in {language} are read as phones:{code}")
+        new = f"the texts are in {language!r}, which {options.base} does not read"
         require(options.method == "full", f"{new}, nor an adapter learns; give --method full")
         require(not options.keep, f"{new}, as data of --keep are in its own; leave --keep out")
         model, normalize = f"phones:{code}", short if normalize and short in LANGUAGES else ""
     return {"encoder.model": model, "encoder.normalize": normalize}
+
+
+def _language(options: Options, config: "JobConfig") -> str:
+    """--language, else the one that the recordings name, if that is one."""
+    from torchtitan.models.dit_tts.data.dataset import open_training_data
+
+    if options.language:
+        return options.language
+    if Path(options.recordings, "prepare.json").is_file():
+        train = replace(config.data, path=str(Path(options.recordings, "train")), weights=[])
+        names = set(open_training_data(train).labels("language")[1])
+    else:
+        names = {str(item.labels.get("language") or "") for item in _listed(options)} - {""}
+    return names.pop() if len(names) == 1 else ""
 
 
 def _prepared(options: Options, base: Path, encoder: dict[str, str]) -> Path:
@@ -276,32 +296,38 @@ def _prepared(options: Options, base: Path, encoder: dict[str, str]) -> Path:
     return data
 
 
-def _fraction_held_out(options: Options) -> float:
-    """The fraction by which `prepare` holds out the number that the help names; 0 where the list has its own splits."""
+def _listed(options: Options) -> "list[Utterance]":
+    """The recordings that --where takes; none where that cannot be listed, which `prepare` tells, below the command that has
+    the options to name."""
     from titan_tts.prepare.formats import open_corpus
     from titan_tts.prepare.listing import is_wanted
     from titan_tts.prepare.settings import Options as Preparing
-    from titan_tts.records.columns import drawn
     from titan_tts.records.utterance import Utterance
-    from torchtitan.models.dit_tts.data.heldout import split_of
 
-    nobody = "\0"  # no list has that name
-    preparing = Preparing(
-        options.recordings, "", speaker=options.speaker or nobody, format=options.format
-    )
+    speaker = options.speaker or _NOBODY
+    preparing = Preparing(options.recordings, "", speaker=speaker, format=options.format)
     try:
         listed = [item for item in open_corpus(preparing).items() if isinstance(item, Utterance)]
     except InputError:
-        return 0.1  # `prepare` tells it, below the command that has the options to name
-    named = all(item.speaker != nobody for item in listed)
+        return []
+    return [item for item in listed if is_wanted(item, options.where)]
+
+
+def _fraction_held_out(options: Options) -> float:
+    """The fraction by which `prepare` holds out the number that the help names; 0 where the list has its own splits."""
+    from titan_tts.prepare.settings import Options as Preparing
+    from titan_tts.records.columns import drawn
+    from torchtitan.models.dit_tts.data.heldout import split_of
+
+    items = _listed(options)
+    named = all(item.speaker != _NOBODY for item in items)
     require(named, f"{options.recordings}: has no speakers; name the voice by --speaker NAME")
-    items = [item for item in listed if is_wanted(item, options.where)]
     if len(items) < 2 or any(item.split == "heldout" for item in items):
         return 0.0
     free = [item for item in items if split_of(item.labels.get("split")) is None]
     one_split = f"{options.recordings}: its column split names train alone"
     require(len(free) > 1, f"{one_split}; name some rows heldout, or leave the column out")
-    draws = sorted(drawn(item.id, preparing.seed) for item in free)
+    draws = sorted(drawn(item.id, Preparing.seed) for item in free)
     count = max(1, len(free) // 10, min(5, len(free) // 3))
     return (draws[count - 1] + draws[count]) / 2
 

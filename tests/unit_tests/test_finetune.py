@@ -40,18 +40,18 @@ def finetune(tmp_path, monkeypatch):
         for speaker, lengths in speakers.items():
             for seconds in lengths:
                 latents = np.ones((25 * seconds, CHANNELS), np.float16)
-                metadata = {"text": "one"} | ({"speaker": speaker} if speaker else {})
+                metadata = {"text": "one"} | call.labels | ({"speaker": speaker} if speaker else {})
                 samples.append(Triplet(f"k{len(samples)}", latents, latents, metadata))
         for split in ("train", "heldout"):
             (tmp_path / "data" / split).mkdir(parents=True, exist_ok=True)
             write_shard(tmp_path / "data" / split / "s.tar", samples)
-        record = {"version": 5, "settings": call.settings, "shards": {}}
+        record = {"version": 5, "settings": {}, "shards": {}}
         record["summary"] = {"train": {"hours": hours}}
         (tmp_path / "data/prepare.json").write_text(json.dumps(record))
         assert main(["finetune", "base", call.recordings, "out", *more]) == 0
         return commands
 
-    call.recordings, call.config, call.settings = "data", config, dict[str, str]()
+    call.recordings, call.config, call.labels = "data", config, dict[str, str]()
     return call
 
 
@@ -156,9 +156,20 @@ def test_a_base_of_phones_learns_another_language(finetune, tmp_path, capsys):
         assert [keys["--encoder.model"], keys["--encoder.normalize"]] == reads
         is_new = reads[0] != "phones:en-us"
         assert float(keys["--optimizer.lr"]) == (0.01 if is_new else 0.002)
-    finetune.recordings, finetune.settings = "data", {"language": "es"}  # prepared before
-    train = finetune(SECONDS, 1.0)["train"]
-    assert train[train.index("--encoder.model") + 1] == "phones:es"
+    finetune.labels = {"language": "es"}
+    for languages, recordings, given, reads in (
+        (["pt", ""], "list.jsonl", "", "phones:pt"),
+        (["pt", ""], "list.jsonl", "it", "phones:it"),
+        (["pt", "es"], "list.jsonl", "", "phones:en-us"),
+        ([], "data", "", "phones:es"),  # prepared before
+        ([], "data", "it", "phones:it"),
+    ):
+        named = zip(rows, languages * 2)
+        lines = [json.dumps(json.loads(row) | {"language": each}) for row, each in named]
+        (tmp_path / "list.jsonl").write_text("\n".join(lines))
+        finetune.recordings = recordings
+        train = finetune(SECONDS, 1.0, f"--language={given}")["train"]
+        assert train[train.index("--encoder.model") + 1] == reads
     capsys.readouterr()
     kept = f"--keep={tmp_path / 'data/train'}"
     finetune.recordings = "list.jsonl"
@@ -172,6 +183,8 @@ def test_a_base_of_phones_learns_another_language(finetune, tmp_path, capsys):
         assert words in capsys.readouterr().err
     finetune.config.encoder.model = "chars"  # of no language
     assert "chars" in finetune(SECONDS, 1.0, "--language=es")["train"]
+    assert main(["finetune", "base", "data", "out", "--language=es"]) == 2
+    assert "--language is for recordings, but data" in capsys.readouterr().err
 
 
 def test_what_is_forgotten_is_read_in_the_language_of_the_base(finetune, monkeypatch):
