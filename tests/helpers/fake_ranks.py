@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torchtitan.distributed import ParallelDims, parallel_dims
 
-from titan_tts.plan.memory import Layout
+from titan_tts.plan.step import Layout
 
 
 @contextlib.contextmanager

@@ -3,8 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-from titan_tts.plan.devices import find_device
+from titan_tts.plan.devices import Cluster, find_device
+from titan_tts.plan.parameters import Model
+from titan_tts.plan.step import Batches, Layout, Step
 from torchtitan.models.dit_tts.config.manager import load_config
+from torchtitan.models.dit_tts.model.flops import Lengths
 
 DEBUG = Path(__file__).resolve().parents[2] / "train_configs/debug.toml"
 H200 = find_device("H200")
@@ -23,3 +26,23 @@ def shipped_debug_config(*arguments: str, **sections: dict):
     for section, values in sections.items():
         setattr(config, section, replace(getattr(config, section), **values))
     return config
+
+
+def step_of(
+    config,
+    model: Model,
+    layout: Layout,
+    micro_batch: int = 12,
+    accumulation: int = 1,
+    lengths: Lengths = Lengths(64, 40, 64),
+) -> Step:
+    """A step of a config in this layout, on H200 in one node."""
+    degrees = {
+        "data_parallel_replicate_degree": layout.replicas,
+        "data_parallel_shard_degree": layout.shards,
+        "tensor_parallel_degree": layout.tensor,
+        "backend": "megatron" if layout.tensor > 1 else "torchtitan",
+    }
+    placed = replace(config, parallelism=replace(config.parallelism, **degrees))
+    cluster = Cluster(H200, layout.gpus, 1)
+    return Step(placed, model, cluster, Batches(lengths, micro_batch, accumulation))

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.helpers.clock import Clock
 from tests.helpers.fake_ranks import fake_process_group
 from tests.helpers.small_models import one_rank
-from titan_tts.plan.memory import Layout
+from titan_tts.plan.step import Layout
 from torchtitan.models.dit_tts import metrics as metrics_module
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.manager import load_config

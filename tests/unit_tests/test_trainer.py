@@ -25,7 +25,7 @@ from tests.helpers.fake_ranks import fake_process_group
 from tests.helpers.packed_batches import packed_batch
 from tests.helpers.small_models import one_rank
 from tests.helpers.steps import ARGS, MICRO_BATCHES, loaded, problem, step_data, trainer_on
-from titan_tts.plan.memory import Layout
+from titan_tts.plan.step import Layout
 from torchtitan.models.dit_tts import metrics
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.forward_pass import measure

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import product
 from math import gcd
@@ -11,22 +11,8 @@ from typing import Any
 import numpy as np
 
 from titan_tts.plan.devices import ACCELERATOR, Cluster
-from titan_tts.plan.memory import (
-    Layout,
-    activation_bytes,
-    lasting_bytes,
-    passing_bytes,
-)
 from titan_tts.plan.parameters import Model, describe_model
-from titan_tts.plan.step_time import (
-    Batches,
-    Transfer,
-    communication,
-    exposed_seconds,
-    micro_batch_seconds,
-    model_flops,
-    optimizer_seconds,
-)
+from titan_tts.plan.step import Batches, Layout, Step
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.batch_split import batch_split
 from torchtitan.models.dit_tts.config.checks import validate_config
@@ -38,50 +24,13 @@ from torchtitan.models.dit_tts.infra.compile import blocks_compiled
 from torchtitan.models.dit_tts.model.flops import Lengths
 from torchtitan.models.dit_tts.run.benchmark.synthetic import synthetic_data
 
-WAITS = "waits for the host"
 MAX_BATCH = 4096
 Settings = dict[str, dict[str, Any]]
 """section -> key -> value"""
 
 
-@dataclass(frozen=True)
-class Forecast:
-    """An optimizer step. `memory`: bytes of one GPU by part, an upper bound, as not all are largest at once; `time`:
-    seconds by part; `flops`: of all ranks, nothing repeated."""
-
-    layout: Layout
-    cluster: Cluster
-    batches: Batches
-    memory: dict[str, int]
-    offloaded: int
-    time: dict[str, float]
-    transfers: list[Transfer]
-    flops: float
-
-    @property
-    def bytes(self) -> int:
-        return sum(self.memory.values())
-
-    @property
-    def fits(self) -> bool:
-        return self.bytes <= self.cluster.device.capacity
-
-    @property
-    def seconds(self) -> float:
-        return sum(self.time.values())
-
-    @property
-    def samples(self) -> int:
-        """Number of samples of a step, on all ranks."""
-        return self.layout.ranks * self.batches.micro_batch * self.batches.accumulation
-
-    def mfu(self, seconds: float) -> float:
-        """Exact FLOPs over the dense bf16 peak, also in fp8."""
-        return self.flops / self.layout.gpus / self.cluster.device.peak_flops / seconds
-
-
 class Planner:
-    """Forecasts for configs with the same model on a cluster."""
+    """Forecasts for configs with the same model on a cluster. A run has utterances of [benchmark] mean_seconds and sigma."""
 
     def __init__(self, config: JobConfig, cluster: Cluster, model: Model | None = None):
         self.ranks = Layout.of(config, cluster.gpus).ranks
@@ -91,29 +40,15 @@ class Planner:
         self.model = model or describe_model(self.config)
 
     def longest(self) -> Batches:
-        return longest_batches(self.config, self.ranks)
+        """Batches of samples as long as the limits of [data] allow."""
+        data, training = self.config.data, self.config.training
+        frames = data.bucket_frames[-1] if data.bucket_frames else data.max_frames
+        limits = data.max_text_tokens, data.max_speaker_frames, data.max_caption_tokens
+        accumulation = batch_split(training, self.ranks)[1]
+        return Batches(Lengths(frames, *limits), training.local_batch_size, accumulation)
 
-    def step(self, batches: Batches, config: JobConfig | None = None) -> Forecast:
-        config, model, cluster = config or self.config, self.model, self.cluster
-        layout = Layout.of(config, cluster.gpus)
-        samples, lengths, times = batches.micro_batch, batches.lengths, batches.accumulation
-        lasting = lasting_bytes(config, model, layout)
-        offloaded = config.training.enable_cpu_offload and layout.sharded
-        memory = {} if offloaded else dict(lasting)
-        memory |= passing_bytes(config, model, layout, times)
-        if model.args.teacher_passes:
-            gathered = memory.get("gathered weights", 0)
-            memory["teacher"] = (0 if offloaded else lasting["weights"]) + gathered
-        memory |= activation_bytes(config, model.args, layout.tensor, samples, lengths)
-        each = micro_batch_seconds(config, model, cluster.device, layout.tensor, samples, lengths)
-        time = {name: times * seconds for name, seconds in each.items()}
-        transfers, first = communication(config, model, layout, cluster, batches)
-        computing = sum(time.values()) - time[WAITS]
-        time["optimizer"] = optimizer_seconds(config, model, cluster.device, layout)
-        time["exposed communication"] = exposed_seconds(transfers, first, computing, times)
-        flops = layout.ranks * times * samples * model_flops(model, lengths)
-        outside = sum(lasting.values()) if offloaded else 0
-        return Forecast(layout, cluster, batches, memory, outside, time, transfers, flops)
+    def step(self, batches: Batches, config: JobConfig | None = None) -> Step:
+        return Step(config or self.config, self.model, self.cluster, batches)
 
     def largest(self, batches: Batches) -> int:
         """The largest micro-batch of this shape that fits."""
@@ -149,27 +84,43 @@ class Planner:
             if part
         ]
 
-    def run(self) -> "Run":
-        """A whole run, in the mean over the buckets."""
-        longest, policy, shapes = self.longest(), self._policy, self.buckets()
-        steps = [(part, self.step(each)) for part, each in shapes]
-        # The micro-batch of each bucket is in proportion to that of the longest.
-        largest = [self.largest(longest)]
-        largest += [self.largest(e) * longest.micro_batch // e.micro_batch for _, e in shapes]
-        seconds = sum(part * each.seconds for part, each in steps)
-        flops = sum(part * each.flops for part, each in steps)
-        counts, sizes = np.array(policy.sample_counts), np.array(policy.batch_sizes)
-        frames = policy.useful_fraction * (counts * [shape[0] for shape in policy.shapes]).sum()
-        step_frames = float(frames / (counts / sizes).sum())
-        own = self.step(longest)
-        return Run(
-            longest=own,
-            peak=max([own, *(each for _, each in steps)], key=lambda each: each.bytes),
-            largest=min(largest),
-            seconds=seconds,
-            mfu=replace(own, flops=flops).mfu(seconds),
-            hours_per_step=step_frames / self.config.data.frames_per_second / 3600,
-        )
+    @cached_property
+    def steps(self) -> list[tuple[float, Step]]:
+        """(fraction of the steps, step) of each length bucket."""
+        return [(part, self.step(each)) for part, each in self.buckets()]
+
+    @property
+    def peak(self) -> Step:
+        """The step of the bucket that needs the most memory."""
+        steps = [self.step(self.longest()), *(step for _, step in self.steps)]
+        return max(steps, key=lambda step: step.bytes)
+
+    @property
+    def largest_of_all(self) -> int:
+        """The largest local_batch_size with which every bucket fits; theirs are in proportion."""
+        longest, shapes = self.longest(), [step.batches for _, step in self.steps]
+        each = [self.largest(shape) * longest.micro_batch // shape.micro_batch for shape in shapes]
+        return min([self.largest(longest), *each])
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step in the mean over the buckets."""
+        return sum(part * step.seconds for part, step in self.steps)
+
+    @property
+    def mfu(self) -> float:
+        """MFU in the mean over the buckets."""
+        flops = sum(part * step.flops for part, step in self.steps)
+        return self.step(self.longest()).mfu(self.seconds, flops)
+
+    @property
+    def hours_per_step(self) -> float:
+        """Hours of audio without padding, in the mean over the buckets."""
+        policy = self._policy
+        counts, frames = np.array(policy.sample_counts), [shape[0] for shape in policy.shapes]
+        steps = (counts / np.array(policy.batch_sizes)).sum()
+        found = policy.useful_fraction * (counts * frames).sum() / steps
+        return float(found) / self.config.data.frames_per_second / 3600
 
 
 def largest_that_fits(fits: Callable[[int], bool], guess: int, limit: int = MAX_BATCH) -> int:
@@ -189,35 +140,6 @@ def largest_that_fits(fits: Callable[[int], bool], guess: int, limit: int = MAX_
         if not low < trial < high:  # enclosed
             trial = (low + high) // 2
     return low
-
-
-@dataclass(frozen=True)
-class Run:
-    """A whole run with utterances of [benchmark] mean_seconds and sigma."""
-
-    longest: Forecast
-    peak: Forecast
-    """of the bucket that needs the most memory"""
-
-    largest: int
-    """local_batch_size with which every bucket fits"""
-
-    seconds: float
-    """of a step in the mean"""
-
-    mfu: float
-    hours_per_step: float
-    """of audio without padding"""
-
-
-def longest_batches(config: JobConfig, ranks: int) -> Batches:
-    """Batches of samples as long as the limits of [data] allow. `config`: as upstream sees it."""
-    data = config.data
-    longest = data.bucket_frames[-1] if data.bucket_frames else data.max_frames
-    limits = data.max_text_tokens, data.max_speaker_frames, data.max_caption_tokens
-    lengths = Lengths(longest, *limits)
-    accumulation = batch_split(config.training, ranks)[1]
-    return Batches(lengths, config.training.local_batch_size, accumulation)
 
 
 def layouts(config: JobConfig, cluster: Cluster) -> Iterator[Settings]:
@@ -241,7 +163,7 @@ def layouts(config: JobConfig, cluster: Cluster) -> Iterator[Settings]:
                 yield {"parallelism": keys, "megatron": {"sequence_parallel": sequence}}
 
 
-def compare_layouts(planner: Planner, given: JobConfig) -> list[tuple[Forecast, Settings]]:
+def compare_layouts(planner: Planner, given: JobConfig) -> list[tuple[Step, Settings]]:
     """Every layout that training accepts and that fits, the fastest first, each in the way, with the checkpointing and
     micro-batch, that is fastest among those that fit, in the longest bucket."""
     total, gpus, choices = given.training.global_batch_size, planner.cluster.gpus, []
@@ -260,7 +182,7 @@ def compare_layouts(planner: Planner, given: JobConfig) -> list[tuple[Forecast, 
                 training = {"local_batch_size": 0, "max_local_batch_size": batch}
                 choices.append((step, each | {"training": training}))
                 break
-    found: dict[Layout, tuple[Forecast, Settings]] = {}
+    found: dict[Layout, tuple[Step, Settings]] = {}
     for step, settings in sorted(choices, key=lambda choice: choice[0].seconds):
         if step.layout not in found:
             with suppress(InputError):

@@ -57,9 +57,6 @@ class Model:
     """A config's model."""
 
     args: DiTTTSModelArgs
-    source: HFEncoderSpec | None
-    """of a pretrained text encoder, inside or outside the model"""
-
     encoder_parameters: int
     """of a frozen text encoder outside the model"""
 
@@ -102,7 +99,7 @@ def describe_model(config: JobConfig) -> Model:
         model = get_train_spec().model_cls(args)
     add_adapter(model, config.lora)
     outside = source.num_parameters() if source is not None and encoder.frozen else 0
-    return Model(args, source, outside, tuple(_weights(model)), unknown)
+    return Model(args, outside, tuple(_weights(model)), unknown)
 
 
 def _weights(model: nn.Module) -> Iterable[Weight]:

@@ -9,8 +9,9 @@ from torchtitan.tools import utils
 
 from titan_tts.plan import measured
 from titan_tts.plan.devices import ACCELERATOR, Cluster, check_device, device_of, find_device
-from titan_tts.plan.forecast import WAITS, Forecast, Planner, Run, Settings, compare_layouts
+from titan_tts.plan.forecast import Planner, Settings, compare_layouts
 from titan_tts.plan.parameters import Model
+from titan_tts.plan.step import WAITS, Step
 from titan_tts.report.words import aligned
 from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.job_config import JobConfig
@@ -61,8 +62,8 @@ def print_dry_run(config_args: list[str], gpus: int) -> None:
 
 def _report_lines(title: str, planner: Planner) -> list[str]:
     """The report of `titan-tts plan` and of a dry run."""
-    config, model, run = planner.config, planner.model, planner.run()
-    step, peak = run.longest, run.peak
+    config, model = planner.config, planner.model
+    step, peak = planner.step(planner.longest()), planner.peak
     mode = "compiled" if blocks_compiled(config) else "eager"
     kind = checkpointing_name(asdict(config.activation_checkpoint))
     shape = f"replicas x shards = {step.layout.replicas} x {step.layout.shards}"
@@ -70,17 +71,17 @@ def _report_lines(title: str, planner: Planner) -> list[str]:
         f"{title} of {config.job.config_file or 'the default config'}: flavor {config.model.flavor}",
         _cluster(step.cluster),
         f"layout: {step.layout.name}, {shape}; {mode}, activation checkpointing '{kind}'",
-        *_section("Parameters", _parameters(model)),
+        *_section("Parameters", _parameters(model, config.encoder.model)),
         *_section(
             f"Memory of one GPU, {_shape(peak)} (the bucket that needs the most)", _memory(peak)
         ),
-        f"  largest micro-batch with which all buckets fit: local_batch_size = {run.largest}",
+        f"  largest micro-batch with which all buckets fit: local_batch_size = {planner.largest_of_all}",
         *_section(f"One step of the longest bucket, {_shape(step)}", _step(config, step)),
-        *_section("The whole run, for lengths of [benchmark]", _run(config, run)),
+        *_section("The whole run, for lengths of [benchmark]", _run(planner)),
     ]
 
 
-def _layout_lines(choices: list[tuple[Forecast, Settings]]) -> list[str]:
+def _layout_lines(choices: list[tuple[Step, Settings]]) -> list[str]:
     """A table of layouts, each in its fastest way that fits, and the keys of the best. "kept": complete weights and
     gradients through a step; "sequence": sequence parallelism."""
     if not choices:
@@ -114,7 +115,7 @@ def _section(title: str, rows: list[str]) -> list[str]:
     return ["", title, *(f"  {row}" for row in rows)]
 
 
-def _shape(step: Forecast) -> str:
+def _shape(step: Step) -> str:
     return f"{step.batches.micro_batch} samples of {step.batches.lengths.frames} frames"
 
 
@@ -127,16 +128,16 @@ def _cluster(cluster: Cluster) -> str:
     )
 
 
-def _parameters(model: Model) -> list[str]:
+def _parameters(model: Model, encoder: str) -> list[str]:
     rows = [[name, f"{count:,}"] for name, count in model.parts().items()]
-    if model.encoder_parameters and model.source is not None:
-        rows.append([f"text encoder {model.source.model}", f"{model.encoder_parameters:,}"])
+    if model.encoder_parameters:
+        rows.append([f"text encoder {encoder}", f"{model.encoder_parameters:,}"])
     rows += [["trained", f"{model.trained:,}"], ["frozen", f"{model.frozen:,}"]]
     unknown = f"not counted, because they depend on the data: {model.unknown}"
     return [*aligned(rows), *([unknown] if model.unknown else [])]
 
 
-def _memory(step: Forecast) -> list[str]:
+def _memory(step: Step) -> list[str]:
     room = step.cluster.device.capacity
     rows = [[name, f"{size / _GIB:,.3f} GiB"] for name, size in step.memory.items()]
     rows += [["sum", f"{step.bytes / _GIB:,.3f} GiB"], ["capacity", f"{room / _GIB:,.3f} GiB"]]
@@ -147,7 +148,7 @@ def _memory(step: Forecast) -> list[str]:
     return found
 
 
-def _step(config: JobConfig, step: Forecast) -> list[str]:
+def _step(config: JobConfig, step: Step) -> list[str]:
     layout, batches, lengths = step.layout, step.batches, step.batches.lengths
     hours = step.samples * lengths.frames / config.data.frames_per_second / 3600
     found = [
@@ -170,18 +171,18 @@ def _step(config: JobConfig, step: Forecast) -> list[str]:
     return [*found, *aligned(rows), f"MFU: exact FLOPs over the bf16 peak; rates were {origin}"]
 
 
-def _run(config: JobConfig, run: Run) -> list[str]:
-    training, gpus = config.training, run.longest.layout.gpus
-    hours, warmup = training.steps * run.hours_per_step, config.lr_scheduler.warmup_steps
+def _run(planner: Planner) -> list[str]:
+    training, gpus = planner.config.training, planner.cluster.gpus
+    hours, warmup = planner.hours_per_step, planner.config.lr_scheduler.warmup_steps
     found = [
-        f"{training.steps:,} steps, {hours:,.1f} hours of audio ({run.hours_per_step:,.3g} per step, "
-        f"{warmup * run.hours_per_step:,.1f} in {warmup:,} steps of warm-up)"
+        f"{training.steps:,} steps, {training.steps * hours:,.1f} hours of audio ({hours:,.3g} per step, "
+        f"{warmup * hours:,.1f} in {warmup:,} steps of warm-up)"
     ]
     if training.mixed_precision_param != "bfloat16":
         return found
-    wall_hours = training.steps * run.seconds / 3600
+    wall_hours = training.steps * planner.seconds / 3600
     return [
         *found,
-        f"mean step {1e3 * run.seconds:,.1f} ms, MFU {run.mfu:.1%} of padded shapes",
+        f"mean step {1e3 * planner.seconds:,.1f} ms, MFU {planner.mfu:.1%} of padded shapes",
         f"{wall_hours * gpus:,.1f} GPU hours, {wall_hours / 24:,.2f} days on {gpus}; without validation and restarts",
     ]

@@ -8,7 +8,7 @@ import torch
 from tests.helpers.calls import Calls
 from tests.helpers.fake_ranks import fake_process_group
 from tests.helpers.small_models import full_inputs, one_rank, random_model, small_args
-from titan_tts.plan.memory import Layout
+from titan_tts.plan.step import Layout
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.infra.parallelize import parallelize_dit_tts, saved_operations
 from torchtitan.models.dit_tts.model.model import DiTTTSModel

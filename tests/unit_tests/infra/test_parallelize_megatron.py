@@ -6,7 +6,7 @@ import torch
 from tests.helpers import tensor_parallel_ranks as ranks
 from tests.helpers.fake_ranks import fake_process_group
 from tests.helpers.small_models import random_model
-from titan_tts.plan.memory import Layout
+from titan_tts.plan.step import Layout
 from tools.harness.forked import run_ranks
 from torchtitan.models.dit_tts.config.manager import load_config
 from torchtitan.models.dit_tts.infra.compat import functorch_config

@@ -4,18 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.helpers.plan_cases import H200, debug_config
+from tests.helpers.plan_cases import H200, debug_config, step_of
 from titan_tts.cli import main
 from titan_tts.plan.devices import Cluster, find_device
-from titan_tts.plan.forecast import WAITS, Planner, compare_layouts
-from titan_tts.plan.memory import Layout
-from titan_tts.plan.step_time import (
-    Batches,
-    Transfer,
-    communication,
-    exposed_seconds,
-    optimizer_seconds,
-)
+from titan_tts.plan.forecast import Planner, compare_layouts
+from titan_tts.plan.step import WAITS, Batches, Layout, Transfer, exposed_seconds
 from torchtitan.models.dit_tts import model_flavors
 from torchtitan.models.dit_tts.config.checks import validate_config
 from torchtitan.models.dit_tts.config.manager import load_config
@@ -97,10 +90,10 @@ def test_the_optimizer_moves_its_states():
     planner = debug_planner(ema={"decays": [0.9, 0.99]})
     numbers = planner.model.trained
     each = 4 * 6 + 4 * 4 + 2 * (4 + 8)
-    found = optimizer_seconds(planner.config, planner.model, H200, Layout(1, 1))
+    found = step_of(planner.config, planner.model, Layout(1, 1)).time["optimizer"]
     assert found == pytest.approx(each * numbers / (0.76 * 4.8e12))
     small = debug_planner("--optimizer.state_dtype=8bit", ema={"enable": False})
-    found = optimizer_seconds(small.config, small.model, H200, Layout(1, 1))
+    found = step_of(small.config, small.model, Layout(1, 1)).time["optimizer"]
     assert found == pytest.approx((4 * 6 + 4) * numbers / (0.76 * 4.8e12))
 
 
@@ -114,47 +107,46 @@ def transfers(
     batch = ["--training.global_batch_size=16", "--data.batch_multiple=16"]
     cluster = Cluster(H200, min(4, gpus), max(1, gpus // 4), 25.0)
     planner = debug_planner(*batch, *given, parallelism=degrees, cluster=cluster)
-    layout, batches = Layout(replicas, shards, tensor), Batches(LENGTHS, 12, times)
-    found, first = communication(planner.config, planner.model, layout, planner.cluster, batches)
-    return {each.name: each for each in found}, first, planner
+    step = planner.step(Batches(LENGTHS, 12, times))
+    return {each.name: each for each in step.transfers}, step
 
 
 def test_volumes_of_layouts():
-    found, first, planner = transfers(1, 16)
-    n = planner.model.trained
+    found, step = transfers(1, 16)
+    n = step.model.trained
     shares = 15 / 16
     assert found["all-gather, forward"].volume == pytest.approx(3 * 2 * n * shares)
     assert found["reduce-scatter"].volume == pytest.approx(3 * 4 * n * shares)
     again = found["all-gather, backward"].volume / (3 * 2 * shares)
     stays = sum(
         size
-        for name, size in planner.model.parts().items()
+        for name, size in step.model.parts().items()
         if not name.endswith(("encoder", "layers"))
     )
     assert again == pytest.approx(n - stays - 2_648_064 / 4)
     # Between nodes the one group of a node has its 25 GB/s to itself.
     moved = found["reduce-scatter"]
     assert moved.seconds == pytest.approx(moved.volume / 25e9 / 0.75)
-    assert first == pytest.approx(2_648_064 / 4 / n)
-    kept, _, _ = transfers(1, 16, fsdp_reshard_after_forward="never")
+    assert step.first_fraction == pytest.approx(2_648_064 / 4 / n)
+    kept, _ = transfers(1, 16, fsdp_reshard_after_forward="never")
     assert kept["all-gather, forward"].volume == pytest.approx(2 * n * shares)
     assert "all-gather, backward" not in kept
     assert kept["reduce-scatter"].volume == pytest.approx(4 * n * shares)
     # Shards within a node use its links; the four groups of replicas share the node's network.
-    hybrid, _, _ = transfers(4, 4)
+    hybrid, _ = transfers(4, 4)
     inside, between = hybrid["reduce-scatter"], hybrid["all-reduce"]
     assert inside.volume == pytest.approx(3 * 4 * n * 3 / 4)
     assert inside.seconds == pytest.approx(inside.volume / 450e9 / 0.75)
     assert between.volume == pytest.approx(2 * 4 * n / 4 * 3 / 4)
     assert between.seconds == pytest.approx(4 * between.volume / 25e9 / 0.75)
-    ddp, _, _ = transfers(4, 1)
+    ddp, _ = transfers(4, 1)
     assert list(ddp) == ["all-reduce"]
     assert ddp["all-reduce"].volume == pytest.approx(2 * 4 * n * 3 / 4)
 
 
 def test_tensor_parallelism_sums_activations():
     """Twice in the forward pass of each of 4 blocks, which nothing hides, and twice in the backward pass, beside products."""
-    found, _, _ = transfers(2, 1, 2)
+    found, _ = transfers(2, 1, 2)
     each, beside = found["tensor parallelism"], found["beside products of tensor parallelism"]
     assert each.volume == beside.volume == pytest.approx(3 * 8 * 2 * (2 * 12 * 64 * 192) / 2)
     assert each.seconds == beside.seconds == pytest.approx(each.volume / 450e9 / 0.75)
@@ -163,7 +155,7 @@ def test_tensor_parallelism_sums_activations():
         exposed = exposed_seconds(list(found.values()), 0.25, computing, 3)
         assert exposed == pytest.approx(each.seconds + fraction * hidden)
     # Each of the 8 sums in the backward pass is also a gather there.
-    divided, _, _ = transfers(2, 1, 2, given=("--megatron.sequence_parallel",))
+    divided, _ = transfers(2, 1, 2, given=("--megatron.sequence_parallel",))
     assert divided["tensor parallelism"].volume == pytest.approx(1.5 * each.volume)
 
 
@@ -189,17 +181,16 @@ def test_every_bucket_has_to_fit():
     arguments += ["--data.max_reference_ratio=0", "--training.global_batch_size=16"]
     small = Cluster(replace(H200, memory_gib=3.0), 1, 1)
     planner = debug_planner(*arguments, cluster=small)
-    run = planner.run()
     (few, short), (many, long) = planner.buckets()
     assert few + many == pytest.approx(1) and (short.micro_batch, long.micro_batch) == (32, 16)
     steps = [planner.step(short), planner.step(long)]
-    assert run.peak.bytes == max(each.bytes for each in steps)
+    assert planner.peak.bytes == max(each.bytes for each in steps)
     mean = few * steps[0].seconds + many * steps[1].seconds
-    assert run.seconds == pytest.approx(mean)
+    assert planner.seconds == pytest.approx(mean)
     flops = few * steps[0].flops + many * steps[1].flops
-    assert run.mfu == pytest.approx(flops / mean / 989e12)
+    assert planner.mfu == pytest.approx(flops / mean / 989e12)
     # All of it fits up to `largest`, where the shorter bucket has twice the samples.
-    both = [(replace(long, micro_batch=run.largest + n), replace(short, micro_batch=2 * (run.largest + n))) for n in (0, 1)]  # fmt: skip
+    both = [(replace(long, micro_batch=planner.largest_of_all + n), replace(short, micro_batch=2 * (planner.largest_of_all + n))) for n in (0, 1)]  # fmt: skip
     assert [all(planner.step(each).fits for each in pair) for pair in both] == [True, False]
 
 

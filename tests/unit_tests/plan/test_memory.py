@@ -7,14 +7,9 @@ import torch
 from torch import nn
 
 from tests.helpers.fake_ranks import fake_process_group
-from tests.helpers.plan_cases import H200, debug_config
-from titan_tts.plan.memory import (
-    Layout,
-    activation_bytes,
-    lasting_bytes,
-    passing_bytes,
-)
+from tests.helpers.plan_cases import H200, debug_config, step_of
 from titan_tts.plan.parameters import HEAD, ROOT, Model, Weight, describe_model
+from titan_tts.plan.step import Layout
 from torchtitan.models.dit_tts import get_train_spec, model_flavors
 from torchtitan.models.dit_tts.config.job_config import Megatron
 from torchtitan.models.dit_tts.infra.parallelize import local_tensor
@@ -27,7 +22,7 @@ WEIGHTS = (
     Weight("norm", (3,), True, None, False, HEAD),
     Weight("input", (5, 4), True, None, False, ROOT),
 )
-MODEL = Model(model_flavors()["debug"], None, 0, WEIGHTS, "")
+MODEL = Model(model_flavors()["debug"], 0, WEIGHTS, "")
 AVERAGES = {"decays": [0.9, 0.99]}
 
 
@@ -49,11 +44,11 @@ def test_bytes_of_a_layout(name, layout, weights, optimizer, passing):
     config = debug_config(ema=AVERAGES)
     assert layout.name == name
     lasting = {"weights": weights, "gradients": weights, "optimizer": optimizer, "EMA": 2 * weights}
-    assert lasting_bytes(config, MODEL, layout) == lasting
-    assert passing_bytes(config, MODEL, layout) == passing
+    step = step_of(config, MODEL, layout)
+    assert (step.lasting, step.passing()) == (lasting, passing)
     frozen = replace(MODEL, weights=(*WEIGHTS[:3], replace(WEIGHTS[3], trained=False)))
     own = WEIGHTS[3].local_numel(layout.shards, layout.tensor)
-    less = lasting_bytes(config, frozen, layout)
+    less = step_of(config, frozen, layout).lasting
     assert less["weights"] == weights and less["gradients"] == weights - 4 * own
     assert less["EMA"] == 2 * less["gradients"] and less["optimizer"] == optimizer - 8 * own - 4
 
@@ -68,9 +63,9 @@ def test_bytes_of_a_layout(name, layout, weights, optimizer, passing):
 )
 def test_states_of_optimizers(arguments, optimizer):
     config = debug_config(*arguments)
-    assert lasting_bytes(config, MODEL, Layout(1, 4))["optimizer"] == optimizer
+    assert step_of(config, MODEL, Layout(1, 4)).lasting["optimizer"] == optimizer
     large = replace(MODEL, weights=(replace(WEIGHTS[3], shape=(64, 512)),))
-    found = lasting_bytes(config, large, Layout(1, 4))["optimizer"]
+    found = step_of(config, large, Layout(1, 4)).lasting["optimizer"]
     # 8,192 numbers are 32 blocks with a scale; each moment has a table of 256 values.
     expected = 2 * (8192 + 4 * 32 + 4 * 256) if "8bit" in arguments[0] else 2 * 4 * 8192
     assert found == 4 + expected
@@ -78,7 +73,7 @@ def test_states_of_optimizers(arguments, optimizer):
 
 def test_units_that_stay_or_are_fetched_ahead():
     def passing(**keys) -> dict[str, int]:
-        return passing_bytes(debug_config(parallelism=keys), MODEL, Layout(1, 4), 2)
+        return step_of(debug_config(parallelism=keys), MODEL, Layout(1, 4), 12, 2).passing()
 
     def gathered(**keys) -> int:
         return passing(**keys)["gathered weights"]
@@ -105,19 +100,26 @@ def test_shards_are_those_of_training(layout, arguments):
         local = [local_tensor(p) for p in model.parameters()]
         size = sum(each.untyped_storage().nbytes() for each in local)
         trained = sum(each.nbytes for each in local if each.requires_grad)
-    found = lasting_bytes(config, described, layout)
+    found = step_of(config, described, layout).lasting
     assert (found["weights"], found["gradients"]) == (size, trained)
 
 
 def test_a_frozen_encoder_is_whole_on_every_gpu():
     model = replace(MODEL, encoder_parameters=1001)
     config = debug_config(encoder={"dtype": "bfloat16"})
-    assert passing_bytes(config, model, Layout(1, 4))["frozen text encoder"] == 2002
+    assert step_of(config, model, Layout(1, 4)).passing()["frozen text encoder"] == 2002
 
 
 ARGS = replace(model_flavors()["debug"], dim=8, mlp_dim=16, n_layers=4, speaker_n_layers=0)
 ARGS = replace(ARGS, latent_channels=5, text_dim=6, text_vocab_size=0)
 U = 2 * 10 * (9 * 8 + 3 * 16)  # of 10 frames
+
+
+def activations(arguments, args, tensor):
+    """Of 3 samples on the GPUs of one rank."""
+    model = replace(MODEL, args=args)
+    layout, lengths = Layout(1, 1, tensor), Lengths(10, 7, 12)
+    return step_of(debug_config(*arguments), model, layout, 3, 1, lengths).activations()
 
 
 @pytest.mark.parametrize(
@@ -139,15 +141,14 @@ U = 2 * 10 * (9 * 8 + 3 * 16)  # of 10 frames
     ],
 )  # fmt: skip
 def test_activations_of_blocks(arguments, tensor, saved):
-    found = activation_bytes(debug_config(*arguments), ARGS, tensor, 3, Lengths(10, 7, 12))
+    found = activations(arguments, ARGS, tensor)
     batch = 3 * 4 * (3 * 10 * 5 + 12 * 5 + 7 * 6)
     assert found == {"micro-batch": batch, "saved activations": pytest.approx(3 * saved, abs=1)}
 
 
 def test_activations_of_encoders():
-    config, lengths = debug_config("--compile.no-enable"), Lengths(10, 7, 12)
     args = replace(ARGS, n_layers=0, speaker_n_layers=2, speaker_dim=4, speaker_mlp_dim=8)
-    found = activation_bytes(config, args, 1, 3, lengths)["saved activations"]
+    found = activations(["--compile.no-enable"], args, 1)["saved activations"]
     assert found == pytest.approx(3 * 2.08 * 2 * 2 * 3 * (9 * 4 + 3 * 8), abs=1)  # 3 patches
 
 
