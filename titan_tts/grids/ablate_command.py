@@ -37,9 +37,10 @@ class Options:
 
 def run(options: Options) -> int:
     """Runs what is left of a grid. Returns the exit status: 1 where a run has failed or timed out."""
-    from titan_tts.grids.grid_file import find_grid, read_grid
+    from titan_tts.grids.grid_file import read_grid
+    from torchtitan.models.dit_tts.config.shipped import find_config
 
-    path = find_grid(options.grid)
+    path = find_config(options.grid, "ablations", "grid")
     grid = read_grid(path)
     grid.grid.gpu = options.gpu or grid.grid.gpu
     # torch takes seconds to import.

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from torchtitan.models.dit_tts.bounded import read_toml
 from torchtitan.models.dit_tts.config.manager import dataclass_from_dict
-from torchtitan.models.dit_tts.config.shipped import shipped_folder
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import is_remote
 
@@ -154,19 +153,6 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[f"{prefix}{key}"] = value
     return found
-
-
-def find_grid(grid: str) -> Path:
-    """The TOML file of a path, or else of a shipped grid's name."""
-    shipped = {path.stem: path for path in sorted(shipped_folder().glob("ablations/*.toml"))}
-    path = Path(grid).expanduser()
-    if path.is_file():
-        return path
-    if grid in shipped:
-        return shipped[grid]
-    raise InputError(
-        f"there is no grid {grid!r}; give the path of a TOML file or one of: {', '.join(shipped)}"
-    )
 
 
 def combinations(grid: GridFile) -> Iterator[dict[str, Any]]:

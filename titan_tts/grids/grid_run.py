@@ -4,7 +4,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +83,13 @@ class GridRun:
         print(f"{total} runs, of which {total - len(left)} are done; {self.folder}", flush=True)
         began, times = time.time(), []
         for number, cell in enumerate(left, total - len(left) + 1):
-            with self._group_lock(cell) as mine:
-                if not mine or self._state(cell) in FINAL:  # another command runs it, or has
-                    continue
-                record = self._one(cell)
+            lock = FileLock(self.folder / f".{fingerprint(cell.group)}.lock", timeout=0)
+            record: dict[str, Any] = {}
+            with suppress(Timeout), lock:  # another command runs a cell of its group
+                if self._state(cell) not in FINAL:
+                    record = self._one(cell)
+            if not record:
+                continue
             times += [record["seconds"]] if record["seconds"] else []
             remaining = sum(times) / len(times) * (total - number) if times else 0.0
             words = record["reason"] or figures(cell.folder)
@@ -105,17 +108,6 @@ class GridRun:
         """Return the state of the cell's last run; "waiting" if it is to be run again and has not been yet."""
         record = self.runner.record(cell)
         return "waiting" if record in ({}, self.stale.get(cell.name)) else record["state"]
-
-    @contextmanager
-    def _group_lock(self, cell: Cell) -> Iterator[bool]:
-        """True if no other command runs a cell of this group."""
-        lock = FileLock(self.folder / f".{fingerprint(cell.group)}.lock", timeout=0)
-        with suppress(Timeout):
-            lock.acquire()
-        try:
-            yield lock.is_locked
-        finally:
-            lock.release()
 
     def _one(self, cell: Cell) -> dict[str, Any]:
         forecast = self.forecaster.forecast(cell)

@@ -42,7 +42,7 @@ def analysis_page(generator: str, content: Content, plots: Mapping[str, dict[str
         (Cell(kind, badge=_BADGES.get(kind, "note")), text) for kind, text in _verdicts(content)
     ]
     sections: dict[str, list[Part]] = {
-        "Best configuration": [*_best(content), *drawn("configurations")],
+        "Best configuration": [*_best(content)],
         "Verdicts": [Table((), verdicts, left=(0, 1))],
         "How MFU is counted": [_MFU],
         "Over the micro-batch": drawn(*(name for name in plots if name.endswith("_over_batch"))),

@@ -14,7 +14,7 @@ Content = dict[str, Any]
 CURVES = ("mfu", SPEED, "peak_reserved_gib")
 """Figures that are drawn over the batch"""
 
-PLOTS = {*(f"{figure}_over_batch" for figure in CURVES), "configurations", "scaling"}
+PLOTS = {*(f"{figure}_over_batch" for figure in CURVES), "scaling"}
 """Names of all plots"""
 
 # Told apart by people who do not see all colors (Okabe and Ito 2008), too; the others are grey.
@@ -27,7 +27,6 @@ _LOST = {
     "timeout": ("1", "timed out"),
     "skipped": ("|", "skipped"),
 }
-_MAX_BARS = 40
 _MAX_PANELS = 12
 
 
@@ -35,10 +34,6 @@ def draw_all(content: Content) -> dict[str, dict[str, Any]]:
     """Name -> {"title", "svg": an element, "png": bytes} of every plot for which there are figures."""
     rows, names = content["rows"], content["names"]
     plots: dict[str, dict[str, Any]] = {}
-    if rows:
-        best = "mfu" if any(row["mfu"] is not None for row in rows) else SPEED
-        title = f"{short_name(best)} of each configuration at its best micro-batch"
-        plots["configurations"] = _draw(title, _bars, rows, names, best)
     grown = rows and content["growth"]["pairs"]
     for figure in CURVES if grown else ():
         if any(row[figure] is not None for row in rows):
@@ -142,26 +137,3 @@ def _scaling(figure: Any, curves: Sequence[Row], names: Sequence[str]) -> None:
         _lines(axes, lines, with_ideal=True)
         gpus = [gpus for line in points for gpus, _ in line]
         _finish(axes, "GPUs (dotted: ideal, as on the fewest)", axis, gpus)
-
-
-def _bars(figure: Any, rows: Sequence[Row], names: Sequence[str], shown: str) -> None:
-    """One bar per configuration at its fastest batch, in the color of its size; of equal NO_ALTERNATIVES the fastest
-    first."""
-    known = [row for row in rows if row[shown] is not None]
-    cells = sorted(means(known, names, (shown, SPEED)), key=lambda cell: -cell[SPEED])
-    kinds = grouped(cells, [name for name in names if name != "batch"]).values()
-    best = sorted((kind[0] for kind in kinds), key=lambda cell: -cell[SPEED])
-    groups = grouped(best, kept_apart(names)).values()
-    table: list[Row] = [r for group in groups for r in group[: max(1, _MAX_BARS // len(groups))]]
-    sizes = list(dict.fromkeys(row.get("size") for row in table))
-    figure.set_size_inches(10, 1.5 + 0.3 * len(table))
-    axes = figure.subplots()
-    axes.set_yticks(range(len(table)), [label(row, names)[:90] for row in table])
-    axes.set_ylim(len(table) - 0.4, -0.6)  # the first on top
-    axes.grid(axis="y", visible=False)
-    scale = 100 if shown == "mfu" else 1
-    for y, row in enumerate(table):
-        value, color = scale * row[shown], _COLORS[sizes.index(row.get("size")) % len(_COLORS)]
-        axes.barh(y, value, height=0.65, color=color)
-        axes.text(value, y, f" {value:.3g}", va="center", fontsize=8)
-    axes.set_xlabel(UNITS[shown])

@@ -63,7 +63,7 @@ def test_the_tables_plots_and_page_of_a_grid(grid, tmp_path):
     assert speeds["checkpointing"]["base"] == "none" and speeds["compile"]["level"] == "default"
     assert found["deviation"][1] == 24 and found["growth"]["verdict"] == "pass"
     assert "rows" not in found and found["scaling"] and found["constant"]["size"] == "800M"
-    assert plots(analysis) == plots(analysis, "png") == CURVES | {"configurations", "scaling"}
+    assert plots(analysis) == plots(analysis, "png") == CURVES | {"scaling"}
     for path in (analysis / "plots").glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG")
     svg = (analysis / "plots" / "mfu_over_batch.svg").read_text()
@@ -81,7 +81,7 @@ def test_the_tables_plots_and_page_of_a_grid(grid, tmp_path):
         values = [float(text.replace(",", "")) for text in cells[:49]]
         assert values == pytest.approx([scale * float(row[name]) for row in fastest], rel=6e-4)
         assert cells[49:] == ["-"] * 5
-    assert page.count("<svg") == 5
+    assert page.count("<svg") == 4
 
 
 def test_lines_of_the_plots():
@@ -121,7 +121,7 @@ def test_lines_of_the_plots():
 
 @pytest.mark.long
 def test_the_tables_as_people_read_them(tmp_path):
-    """Effects, efficiency, MFU and its ideal; bars by name."""
+    """Effects, efficiency, MFU and its ideal."""
     for each in combinations(gpus=[4, 16], batch=[2, 4, 8], compile=["off", "default"]):
         name = f"{each['compile']}_{each['gpus']}_{each['batch']}"
         speed = {4: 200.0, 16: 640.0}[each["gpus"]]
@@ -146,8 +146,6 @@ def test_the_tables_as_people_read_them(tmp_path):
     # Five pairs of 1.2 and one of 1.5.
     assert rows[1][:4] == ["800M", "compile", "default", "off"]
     assert rows[1][4:7] == ["+24.5 %", "+20.0 to +50.0 %", "6"]
-    bars = (out / "plots" / "configurations.svg").read_text()
-    assert best in bars and best.replace("batch 4", "batch 8") not in bars
 
 
 def test_levels_as_people_read_them():
@@ -165,12 +163,12 @@ def test_an_earlier_analysis_is_replaced_and_not_searched_and_another_page_is_ke
     write_grid(tmp_path / "grid", combinations(gpus=[4, 8]), repeats=1, noise=0)
     for _ in range(2):
         assert cli.main(["analyze", str(tmp_path / "grid")]) == 0
-        assert len(read_table(out)) == 2 and plots(out) == {"configurations", "scaling"}
+        assert len(read_table(out)) == 2 and plots(out) == {"scaling"}
     (out / "plots" / "mine.svg").write_text("kept")
     run = write_run(tmp_path / "one" / "a", report(BASE, 100.0))
     assert cli.main(["analyze", str(tmp_path / "grid"), str(run)]) == 0
     assert len(read_table(out)) == 3 and not (run / "analysis").exists()
-    assert plots(analyze(run, out)) == {"configurations", "mine"}
+    assert plots(analyze(run, out)) == {"mine"}
     (tmp_path / "index.html").write_text("mine")
     assert cli.main(["analyze", str(run), "--out", str(tmp_path)]) == 2
     assert "index.html is not a page of titan-tts analyze" in capsys.readouterr().err
@@ -179,7 +177,7 @@ def test_an_earlier_analysis_is_replaced_and_not_searched_and_another_page_is_ke
 
 @pytest.mark.long
 def test_runs_without_mfu_and_without_figures_by_the_script(tmp_path):
-    """Samples/s stand in for MFU, and there are no curves of single points."""
+    """There are no curves of single points."""
     result = report(BASE, 100.0, mfu=None, goodput_mfu=None, hfu=None, peak_tflops=None)
     write_run(tmp_path / "cpu", result)
     write_run(tmp_path / "a", state="oom", reason="no memory")
@@ -188,9 +186,9 @@ def test_runs_without_mfu_and_without_figures_by_the_script(tmp_path):
     out = tmp_path / "analysis"
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(f"\n2 runs (1 oom, 1 completed): {out / 'index.html'}\n")
-    assert plots(out) == {"configurations"}
+    assert not plots(out)
     page = (out / "index.html").read_text()
-    assert "<h1>Analysis of 2 runs</h1>" in page and "samples/s of each configuration" in page
+    assert "<h1>Analysis of 2 runs</h1>" in page
     assert "no memory" in page
     alone = analyze(tmp_path / "a", tmp_path / "alone")
     assert [row["state"] for row in read_table(alone)] == ["oom"] and not plots(alone)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from titan_tts.grids.cells import Cells
-from titan_tts.grids.grid_file import find_grid, read_grid
+from titan_tts.grids.grid_file import read_grid
+from torchtitan.models.dit_tts.config.shipped import find_config
 from torchtitan.models.dit_tts.errors import InputError
 
 ROOT = Path(__file__).parents[3]
@@ -150,7 +151,7 @@ def test_a_missing_file_and_a_missing_config(tmp_path):
     with pytest.raises(InputError, match="config is missing"):
         read_grid(tmp_path / "empty.toml")
     with pytest.raises(InputError, match="one of: 800m, 8b, autotune, debug, table"):
-        find_grid("80m")
+        find_config("80m", "ablations", "grid")
 
 
 SHIPPED = [("800m", 260), ("8b", 198), ("autotune", 27), ("debug", 50), ("table", 60)]
@@ -161,7 +162,7 @@ SHIPPED = [("800m", 260), ("8b", 198), ("autotune", 27), ("debug", 50), ("table"
 def test_shipped_grids(name, runs, tmp_path):
     """None has a run that training refuses; each has its script. The table has its predecessor's layouts, and HSDP
     within nodes."""
-    found = Cells(read_grid(find_grid(name)), tmp_path).all()
+    found = Cells(read_grid(find_config(name, "ablations", "grid")), tmp_path).all()
     assert len(found) == runs
     assert not [cell.refused for cell in found if cell.refused]
     script = ROOT / "scripts" / f"run_ablations_{name}.sh"

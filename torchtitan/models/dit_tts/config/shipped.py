@@ -44,20 +44,21 @@ def shipped_path(name: str) -> str:
     return models[name]
 
 
-def shipped_configs() -> dict[str, Path]:
-    """Path of each config by its name: debug, 800m ..."""
-    files = sorted(shipped_folder().glob("*.toml"))
+def shipped_configs(folder: str = "") -> dict[str, Path]:
+    """Path of each config by its name: debug, 800m ... `folder`: of the grids, "ablations"."""
+    files = sorted((shipped_folder() / folder).glob("*.toml"))
     return {path.stem.removeprefix("dit_tts_"): path for path in files}
 
 
-def find_config(config: str) -> Path:
-    """The TOML file that a path, or else the name of a shipped config, stands for."""
-    shipped = shipped_configs()
+def find_config(config: str, folder: str = "", what: str = "config") -> Path:
+    """The TOML file that a path, or else the name of a shipped config, stands for; `folder`: as of `shipped_configs`,
+    `what`: for the message."""
+    shipped = shipped_configs(folder)
     if Path(config).expanduser().is_file():
         return Path(config).expanduser()
     if config.lower() in shipped:
         return shipped[config.lower()]
     raise InputError(
-        f"there is no config {config!r}; give the path of a TOML file or one of: "
+        f"there is no {what} {config!r}; give the path of a TOML file or one of: "
         f"{', '.join(shipped)}"
     )
