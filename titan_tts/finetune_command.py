@@ -14,11 +14,11 @@ import subprocess
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
 import tyro
 
+from titan_tts.launch.supervisor import wait_passing_on
 from titan_tts.prepare.prepare_command import OF_FINETUNE
 from torchtitan.models.dit_tts.bounded import read_json, read_toml
 from torchtitan.models.dit_tts.errors import InputError, reading, require, require_modules, show
@@ -208,19 +208,13 @@ def _titan_tts(*arguments: str) -> None:
     environment = os.environ | {OF_FINETUNE: "1"}
     process = subprocess.Popen(command, preexec_fn=die_with_parent, env=environment)
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
+    def pass_on(number: int) -> None:
         # A terminal's Ctrl-C reaches both; the command then saves and ends, and this one waits for it.
         if number != signal.SIGINT:
             process.send_signal(number)
 
-    before = {each: signal.signal(each, pass_on) for each in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        status = process.wait()
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-    if status:
-        raise _Ended(status if status > 0 else 128 - status)
+    if status := wait_passing_on(process, (signal.SIGINT, signal.SIGTERM), pass_on):
+        raise _Ended(status)
 
 
 class _Ended(Exception):

@@ -6,9 +6,10 @@ once its folder is there.
 
 import glob
 import hashlib
+import json
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
@@ -16,9 +17,9 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from titan_tts.collect.folder import RECORD_NAME, is_complete
-from titan_tts.jobs.workspace import Journal
-from titan_tts.prepare.formats import find_files, has_pattern, say_unlisted
+from titan_tts.prepare.formats import AUDIO_SUFFIXES, find_files, has_pattern, say_unlisted
 from titan_tts.records.json_lines import is_utf8
+from torchtitan.models.dit_tts.bounded import parse_json, read_bytes
 from torchtitan.models.dit_tts.data import remote
 from torchtitan.models.dit_tts.data.storage import (
     READ_AHEAD_BYTES,
@@ -27,14 +28,11 @@ from torchtitan.models.dit_tts.data.storage import (
     urls_of,
 )
 from torchtitan.models.dit_tts.errors import InputError, require
-from torchtitan.models.dit_tts.files import is_remote, local_path
+from torchtitan.models.dit_tts.files import is_remote, local_path, write_atomic
 
-AUDIO_SUFFIXES = tuple(
-    ".wav .wave .flac .ogg .oga .opus .mp3 .mp2 .m4a .m4b .mp4 .aac .webm .mka .mkv .mov .wma .aif .aiff .caf .w64 "
-    ".au".split()
-)
 LIST_SUFFIXES = (".txt", ".lst", ".list")
 SOURCES_NAME = "sources.jsonl"
+_MAX_SOURCES = 4 << 30  # bytes
 
 
 class Source(NamedTuple):
@@ -135,23 +133,35 @@ def register(source: str, output: Path, prune: bool = False) -> dict[str, Source
     What was read before and has the size and time of then is not read again, and a path whose content has changed
     stands for the new content. What earlier SOURCEs named stays if it is complete, unless `prune` forgets it.
     """
-    journal, listed = Journal(output / SOURCES_NAME), list_source(source, output)
-    known = {path: Source(path, **row) for path, row in journal.rows().items()}
+    list_path, listed = output / SOURCES_NAME, list_source(source, output)
+    known = _known_sources(list_path)
     shown = tqdm(listed.items(), "reading names and contents", unit="file", mininterval=1.0)
-    for path, name in shown:
-        found, before = size_and_version(path), known.get(path)
-        is_same = before is not None and before[2:4] == found and found[1]
-        file = before.file if before and is_same else content_id(path)
-        known[path] = now = Source(path, name, *found, file)
-        if now != before:
-            values = now._asdict()
-            journal.note(values.pop("path"), **values)
+    with open(list_path, "ab") as file:  # so that a killed command has noted what it has read
+        for path, name in shown:
+            found, before = size_and_version(path), known.get(path)
+            is_same = before is not None and before[2:4] == found and found[1]
+            content = before.file if before and is_same else content_id(path)
+            known[path] = now = Source(path, name, *found, content)
+            if now != before:
+                # A new line first: the last one may be cut.
+                file.write(f"\n{json.dumps(now._asdict())}".encode())
+                file.flush()
     gone = known.keys() - listed.keys()
     left_out = {path for path in gone if prune or not is_complete(output, known[path].file)}
-    journal.forget(left_out)
     left = [known[path] for path in known.keys() - left_out]
+    write_atomic(list_path, "\n".join(json.dumps(each._asdict()) for each in left))
     left.sort(key=lambda each: (each.path not in listed, each.name, each.path), reverse=True)
     return {each.file: each for each in left}  # of several the last one stays
+
+
+def _known_sources(path: Path) -> dict[str, Source]:
+    """What sources.jsonl says last of each path. A line that a kill has cut is left out."""
+    found = {}
+    for line in read_bytes(path, _MAX_SOURCES).split(b"\n") if path.exists() else ():
+        with suppress(ValueError, TypeError):
+            source = Source(**parse_json(line))
+            found[source.path] = source
+    return found
 
 
 def content_id(path: str) -> str:

@@ -12,7 +12,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ from typing import Any, NamedTuple, cast
 from titan_tts.jobs.devices import cores
 from titan_tts.overlay import call_in_overlay
 from torchtitan.models.dit_tts.errors import InputError, first_line, require
+from torchtitan.models.dit_tts.run.launcher import die_with_parent
 
 _MAX_FRUITLESS = 5  # workers in turn that end before they are ready
 
@@ -189,7 +189,8 @@ def _wait_for_processes(workers: list[_Process]) -> list[_Process]:
 
 def serve(connection: Connection, device: str, threads: int) -> None:
     """The main function of a worker's process."""
-    obey_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    die_with_parent()
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # read when torch is imported
     answer: Answer | None = None
     with suppress(EOFError, BrokenPipeError):
@@ -198,19 +199,6 @@ def serve(connection: Connection, device: str, threads: int) -> None:
             function, job = connection.recv()
             answer = attempt(function, job, device)
         connection.send(answer)
-
-
-def obey_parent() -> None:
-    """Lets this process end with its parent, also a killed one."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def end_with_parent() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 class _RayActor:

@@ -1,16 +1,12 @@
-"""The folder in which a command does its jobs: a lock, the settings of the work, and a journal of its jobs."""
+"""The folder in which a command does its jobs: a lock, and the settings of the work."""
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from torchtitan.models.dit_tts.bounded import parse_json, read_bytes
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import held, write_atomic
-
-_MAX_JOURNAL = 4 << 30  # bytes
+from torchtitan.models.dit_tts.files import held
 
 
 @contextmanager
@@ -74,35 +70,3 @@ def require_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any], r
     """Refuses to go on with work that was begun with other settings."""
     if changed := difference(old, new):
         raise InputError(f"{folder}: was begun with other settings ({changed}); {remedy}")
-
-
-class Journal:
-    """A file of JSON lines, each about one job: the last line of a job counts. One process writes.
-
-    A line that a kill has cut is left out.
-    """
-
-    def __init__(self, path: Path):
-        self.path = path
-        self._rows: dict[str, dict[str, Any]] = {}
-        for line in read_bytes(path, _MAX_JOURNAL).split(b"\n") if path.exists() else ():
-            with suppress(ValueError, TypeError, KeyError):
-                row = parse_json(line)
-                self._rows[str(row.pop("job"))] = row
-
-    def rows(self) -> dict[str, dict[str, Any]]:
-        """{job: what was last noted}"""
-        return dict(self._rows)
-
-    def note(self, job: str, **values: Any) -> None:
-        self._rows[job] = values
-        with open(self.path, "ab") as file:
-            # A new line first: the last one may be cut.
-            file.write(f"\n{json.dumps({'job': job, **values})}".encode())
-
-    def forget(self, jobs: Iterable[str]) -> None:
-        """Rewrites the file without these jobs, and without what no longer counts."""
-        for job in jobs:
-            self._rows.pop(job, None)
-        lines = (json.dumps({"job": job, **row}) for job, row in self._rows.items())
-        write_atomic(self.path, "\n".join(lines))

@@ -58,6 +58,20 @@ def interrupt_on_signals() -> None:
         signal.signal(each, interrupt)
 
 
+def wait_passing_on(
+    process: subprocess.Popen, signals: Sequence[signal.Signals], pass_on: Callable[[int], None]
+) -> int:
+    """Waits for a process, while these signals to this one call `pass_on`. Returns its exit status as shells have it, 128 +
+    signal for one that a signal ended."""
+    before = {each: signal.signal(each, lambda number, frame: pass_on(number)) for each in signals}
+    try:
+        status = process.wait()
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    return status if status >= 0 else 128 - status
+
+
 def kill_tree(process: subprocess.Popen) -> None:
     """Kills a process and its descendants, also those in sessions of their own, and waits for it."""
     for pid in descendants(process.pid) if process.poll() is None else ():

@@ -13,7 +13,7 @@ import sys
 from contextlib import suppress
 from types import FrameType
 
-from titan_tts.launch.supervisor import children
+from titan_tts.launch.supervisor import children, wait_passing_on
 from torchtitan.models.dit_tts.errors import show
 from torchtitan.models.dit_tts.run.launcher import die_with_parent
 
@@ -32,19 +32,13 @@ def launch(args: list[str]) -> int:
     show("titan-tts train: starting")
     process = subprocess.Popen([sys.executable, "-c", _AGENT, *args], start_new_session=True)
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
+    def pass_on(number: int) -> None:
         # Before it has ranks there is nothing to save.
         for pid in children(process.pid) or [process.pid]:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    before = {each: signal.signal(each, pass_on) for each in _PASSED_ON}
-    try:
-        status = process.wait()
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-    return status if status >= 0 else 128 - status
+    return wait_passing_on(process, _PASSED_ON, pass_on)
 
 
 def agent(args: list[str]) -> int:

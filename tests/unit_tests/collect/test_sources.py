@@ -167,3 +167,26 @@ def test_recordings_that_are_not_named_any_more_stay_if_they_are_complete(folder
     assert registered(folder / "a.mp3", output).keys() == {"a.mp3", "B.WAV"}
     assert registered(folder / "a.mp3", output, prune=True).keys() == {"a.mp3"}
     assert registered(folder / "a.mp3", output).keys() == {"a.mp3"}
+
+
+def test_what_is_known_of_a_path_survives_a_kill(folder, output, monkeypatch):
+    (folder / "x\u2028ü.mp3").write_bytes(b"x")
+    killed, hashed = [], sources.content_id
+
+    def dies(path):
+        if len(killed) == 2:
+            raise KeyboardInterrupt
+        killed.append(path)
+        return hashed(path)
+
+    monkeypatch.setattr(sources, "content_id", dies)
+    with pytest.raises(KeyboardInterrupt):
+        registered(folder, output)
+    path = output / "sources.jsonl"
+    whole = path.read_bytes()
+    for cut in range(1, 12):  # the last line is torn, and the first one holds
+        path.write_bytes(whole[:-cut])
+        read = []
+        monkeypatch.setattr(sources, "content_id", lambda path: read.append(path) or hashed(path))
+        assert len(registered(folder, output)) == 5 and len(read) == 4
+        assert registered(folder, output) and len(read) == 4
