@@ -73,8 +73,8 @@ def write_tree(folder: Path) -> Path:
 def set_up(monkeypatch, loaded: LoadedRun) -> None:
     """Replaces the run, its codec and the systems' speech; the recognizer knows the utterances."""
 
-    def load(options, refit):
-        found = replace(loaded, step=options.step, weights=options.weights or "ema")
+    def load(options, run, refit):
+        found = replace(loaded, step=run.step, weights=run.weights or "ema")
         assert not options.data and not refit
         known, path = SimpleNamespace(), loaded.config.data.path
         lengths = Lengths("the fit", lambda texts: [9.0] * len(texts))
@@ -100,7 +100,6 @@ def set_up(monkeypatch, loaded: LoadedRun) -> None:
         ("titan_tts.speak.open_run.load_run_config", lambda folder, args=(): loaded.config),
         ("titan_tts.speak.open_run.OpenRun.find_weights", lambda opened: (opened.weights, "")),
         ("titan_tts.speak.open_run.find_folder", Path),
-        ("titan_tts.evaluate.evaluate.find_folder", Path),
         ("titan_tts.speak.hub.find_folder", Path),
         ("titan_tts.speak.open_run.checkpoint_steps", lambda folder: [5, 7]),
         ("titan_tts.evaluate.evaluate.load_synthesizer", load),

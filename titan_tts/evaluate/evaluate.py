@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from tqdm import tqdm
 from titan_tts.evaluate.options import Options
 from titan_tts.evaluate.prompts import Prompt, PromptSet, encode_prompts
 from titan_tts.evaluate.report import CODEC, RECORDINGS, SYSTEM, Row
-from titan_tts.evaluate.systems import Checkpoint, speak, untrained_tokens, wav_path
-from titan_tts.speak.hub import find_folder
+from titan_tts.evaluate.systems import of_system, speak, untrained_tokens, wav_path
+from titan_tts.speak.open_run import OpenRun
 from titan_tts.speak.sampling_options import load_synthesizer
 from titan_tts.speak.speaker_reference import reference_settings
 from titan_tts.speak.synthesizer import Synthesizer
@@ -42,7 +42,9 @@ class Evaluation:
     folder: Path
     """output folder"""
 
-    checkpoints: list[Checkpoint]
+    systems: dict[str, OpenRun]
+    """checkpoints by name"""
+
     tests: PromptSet
     scorers: Scorers
     codec: Codec = field(init=False)
@@ -53,37 +55,27 @@ class Evaluation:
 
     def rows(self) -> Iterator[list[Row]]:
         """Recordings (where there are any), codec and the systems so far, after each system; once if there is no system."""
-        if not self.checkpoints:
+        if not self.systems:
             self._begin(build_codec(self.options.codec or Sampling().codec, device_type), "")
             self.scored += self._rows_without_system()
             yield self.scored
-        for each in self.checkpoints:
-            self.scored += self._rows_of(each)
+        for name, run in self.systems.items():
+            self.scored += self._rows_of(name, run)
             yield self.scored
 
-    def _rows_of(self, checkpoint: Checkpoint) -> list[Row]:
+    def _rows_of(self, name: str, run: OpenRun) -> list[Row]:
         """Scores one system, whose model is freed before the next one loads. The first system has the rows that
         need no system with it."""
-        synthesizer = load_synthesizer(
-            replace(
-                self.options,
-                run=checkpoint.folder,
-                step=checkpoint.step,
-                weights=checkpoint.weights,
-            ),
-            refit=bool(self.options.data),
-        )
-        rows = list[Row]()
-        if checkpoint == self.checkpoints[0]:
+        synthesizer = load_synthesizer(self.options, run, refit=bool(self.options.data))
+        rows, first = list[Row](), next(iter(self.systems))
+        if name == first:
             self._begin(synthesizer.codec, synthesizer.data_path)
             rows += self._rows_without_system()
         elif synthesizer.codec.fingerprint != self.codec.fingerprint:
-            raise InputError(
-                f"{checkpoint.name} has another codec than {self.checkpoints[0].name}; evaluate them separately"
-            )
+            raise InputError(f"{name} has another codec than {first}; evaluate them separately")
         for found in untrained_tokens(synthesizer.run, self.tests.prompts):
             show(f"warning: {self.options.test} has {found}, given as unknown", sys.stderr)
-        return [*rows, self._row(checkpoint.name, synthesizer)]
+        return [*rows, self._row(name, synthesizer)]
 
     def _begin(self, codec: Codec, data_path: str | Sequence[str]) -> None:
         """Sets the codec and the prompts' latents; recordings are processed as the data at `data_path`."""
@@ -127,8 +119,7 @@ class Evaluation:
 
     def wav(self, name: str, seed: int | None, prompt: Prompt) -> Path:
         """The file of a system's speech."""
-        names = [each.name for each in self.checkpoints]
-        return wav_path(self.folder, names, name, seed, prompt.file_name)
+        return wav_path(self.folder, [*self.systems], name, seed, prompt.file_name)
 
     def _score(self, sounds: Iterable[tuple[int, Sound]], label: str) -> list[UtteranceScore]:
         """Scores of (index of its prompt, sound) in any order, in the order of the prompts."""
@@ -157,17 +148,16 @@ class Evaluation:
         return words
 
 
-def output_folder(options: Options, checkpoints: list[Checkpoint]) -> Path:
+def output_folder(options: Options, systems: dict[str, OpenRun]) -> Path:
     """--out, or RUN/evaluation/step-N-TEST, with chosen weights step-N-WEIGHTS-TEST; of several systems
     evaluation-TEST-SYSTEMS next to the first run."""
     if options.out:
         return Path(options.out)
-    test, first = "-".join(Path(options.test).absolute().parts[-2:]), checkpoints[0]
-    if len(checkpoints) > 1:
-        names = "-".join(each.name for each in checkpoints)
-        return Path(first.folder).absolute().parent / file_name(f"evaluation-{test}-{names}")
+    test, first = "-".join(Path(options.test).absolute().parts[-2:]), next(iter(systems.values()))
+    given = Path(of_system(options, options.run).run)
+    if len(systems) > 1:
+        return given.absolute().parent / file_name(f"evaluation-{test}-{'-'.join(systems)}")
     parts = [f"step-{first.step}", *([first.weights] if first.weights else []), test]
     # A model of the hub or the package has no folder of its own here.
-    here = find_folder(first.folder) == Path(first.folder)
-    folder = first.folder if here else file_name(Path(first.folder).name)
+    folder = given if first.folder == given else file_name(given.name)
     return Path(folder, "evaluation", file_name("-".join(parts)))

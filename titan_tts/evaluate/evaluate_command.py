@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from titan_tts.evaluate.options import NO_RUN, Options, check_options, scorer_specs
+from titan_tts.evaluate.options import Options, check_options, scorer_specs
 from torchtitan.models.dit_tts.errors import require_modules, show
 from torchtitan.models.dit_tts.files import check_writable, write_atomic
 
@@ -24,21 +24,18 @@ def run(options: Options) -> int:
     from titan_tts.evaluate.evaluate import Evaluation, output_folder
     from titan_tts.evaluate.page import evaluation_page, shown_utterances
     from titan_tts.evaluate.prompts import read_prompts
-    from titan_tts.evaluate.systems import find_checkpoints
+    from titan_tts.evaluate.systems import find_systems
     from titan_tts.report.words import size_text
-    from titan_tts.speak.hub import find_folder
     from torchtitan.models.dit_tts.added_tokens import AddedTokens
     from torchtitan.models.dit_tts.config.job_config import JobConfig
-    from torchtitan.models.dit_tts.config.manager import load_run_config
     from torchtitan.models.dit_tts.speech.scoring.pitch import PitchTracker
     from torchtitan.models.dit_tts.speech.scoring.plugins import open_scorers
 
     began = time.monotonic()
-    runs = () if options.run == NO_RUN else (options.run, *options.more)
-    checkpoints = find_checkpoints(runs, options.step, options.weights)
-    folder = output_folder(options, checkpoints)
+    systems = find_systems(options)
+    folder = output_folder(options, systems)
     check_writable(folder / "evaluation.json", "--out")
-    configs = [load_run_config(find_folder(each.folder)) for each in checkpoints]
+    configs = [run.config for run in systems.values()]
     config = configs[0] if configs else JobConfig()
     specs: Any = scorer_specs(options, config)
     samples = replace(config.samples, **specs)
@@ -53,7 +50,7 @@ def run(options: Options) -> int:
         scorers = replace(scorers, pitch=PitchTracker())
     if (folder / "evaluation.json").is_file():  # wavs of an earlier evaluation are not of this one
         shutil.rmtree(folder / "wavs", ignore_errors=True)
-    evaluation = Evaluation(options, folder, checkpoints, tests, scorers)
+    evaluation = Evaluation(options, folder, systems, tests, scorers)
     for rows in evaluation.rows():  # a system that fails leaves the figures of those before
         about = {
             "test": {

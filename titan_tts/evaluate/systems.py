@@ -2,17 +2,20 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from titan_tts.evaluate.options import NO_RUN, Options
 from titan_tts.evaluate.prompts import Prompt
 from titan_tts.speak.joining import join
 from titan_tts.speak.load_run import LoadedRun
-from titan_tts.speak.open_run import open_run
+from titan_tts.speak.open_run import OpenRun
+from titan_tts.speak.sampling_options import choose_run
 from titan_tts.speak.synthesizer import Synthesizer
 from titan_tts.speak.utterance import Utterance, Voice
 from torchtitan.models.dit_tts.data.members import caption_of
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.files import file_name, unique
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 from torchtitan.models.dit_tts.text.vocabulary import named
@@ -32,55 +35,36 @@ def speak(
         yield index, join(spoken)
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """The checkpoint of a system."""
-
-    folder: str
-    """the run's folder"""
-
-    step: int
-    weights: str
-    """empty: `load_run` chooses"""
-
-    name: str = ""
-    """short, unique among the systems"""
-
-
-def find_checkpoints(
-    texts: Sequence[str], step: "int | str | None" = None, weights: str = ""
-) -> list[Checkpoint]:
-    """The checkpoints of RUN, RUN@STEP or RUN@STEP:WEIGHTS, each with a name. `step`, `weights`:
-    for texts without them; None: the last step.
-    """
-    found = [_find_checkpoint(text, step, weights) for text in texts]
-    for each, text in zip(found, texts, strict=True):
-        if found.count(each) > 1:
-            raise InputError(f"{text}: step {each.step} is given twice; give each system once")
-    folders = {Path(each.folder).resolve() for each in found}
+def find_systems(options: Options) -> dict[str, OpenRun]:
+    """The checkpoint of each system by its short and unique name, NAME@STEP or NAME@STEP:WEIGHTS."""
+    texts = () if options.run == NO_RUN else (options.run, *options.more)
+    given = [of_system(options, text) for text in texts]
+    runs = [choose_run(each) for each in given]
+    for text, run in zip(texts, runs, strict=True):
+        run.find_weights()
+        once = runs.count(run) == 1
+        require(once, f"{text}: step {run.step} is given twice; give each system once")
+    folders = {Path(each.run).resolve() for each in given}
     short = len({folder.name for folder in folders}) == len(folders)
     # Weights are named where they tell systems apart.
-    several = len({each.weights for each in found}) > 1
-    named = []
-    for each in found:
-        name = Path(each.folder).resolve().name if short else each.folder
-        behind = f":{each.weights}" if several and each.weights else ""
-        named.append(replace(each, name=f"{name}@{each.step}{behind}"))
-    return named
+    several = len({run.weights for run in runs}) > 1
+    found = {}
+    for each, run in zip(given, runs, strict=True):
+        name = Path(each.run).resolve().name if short else each.run
+        behind = f":{run.weights}" if several and run.weights else ""
+        found[f"{name}@{run.step}{behind}"] = run
+    return found
 
 
-def _find_checkpoint(text: str, step: "int | str | None", weights: str) -> Checkpoint:
+def of_system(options: Options, text: str) -> Options:
+    """The options of RUN, RUN@STEP or RUN@STEP:WEIGHTS."""
     folder, at, given = text.rpartition("@")
     if not at or Path(text).is_dir():
-        folder = text
-    else:
-        number, colon, given_weights = given.partition(":")
-        step = int(number) if number.isdecimal() else number
-        weights = given_weights if colon else weights
-    folder = os.path.normpath(folder)
-    found = open_run(folder, step, weights)
-    found.find_weights()
-    return Checkpoint(folder, found.step, found.weights)
+        return replace(options, run=os.path.normpath(text))
+    number, colon, weights = given.partition(":")
+    step: Any = int(number) if number.isdecimal() else number
+    weights = weights if colon else options.weights
+    return replace(options, run=os.path.normpath(folder), step=step, weights=weights)
 
 
 def wav_path(

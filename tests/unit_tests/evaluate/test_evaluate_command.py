@@ -135,9 +135,9 @@ def test_a_second_system_of_another_codec_is_refused(tree, capsys, monkeypatch):
     """Its folder tells nothing of its codec, which shows itself once it is loaded."""
     load = evaluate_module.load_synthesizer
 
-    def load_other(options, *arguments, **more):
-        found = load(options, *arguments, **more)
-        other = replace(found.codec, fingerprint=f"codec of step {options.step}")
+    def load_other(options, run, **more):
+        found = load(options, run, **more)
+        other = replace(found.codec, fingerprint=f"codec of step {run.step}")
         return replace(found, codec=other)
 
     monkeypatch.setattr(evaluate_module, "load_synthesizer", load_other)
@@ -151,7 +151,7 @@ def test_a_second_system_of_another_codec_is_refused(tree, capsys, monkeypatch):
 def test_a_later_run_that_was_trained_on_the_test_is_told(tree, loaded, monkeypatch, capsys):
     data = replace(loaded.config.data, path=["x", f"{tree}/a/../test-clean"])
     configs = {"a": loaded.config, "b": replace(loaded.config, data=data)}
-    monkeypatch.setattr(manager, "load_run_config", lambda folder: configs[folder.name])
+    monkeypatch.setattr(manager, "load_run_config", lambda folder, args: configs[folder.name])
     arguments = ["--test", tree / "test-clean", "--recognizer", SPEC, "--seeds=1", "--on-page=0"]
     warning = "warning: a system was trained on these utterances"
     for systems, told in ((["a@5", "a@7"], False), (["a@7", "b@5"], True)):

@@ -7,16 +7,13 @@ import torch
 
 from tests.helpers.row_model import CHANNELS
 from tests.helpers.sentences import refused
+from titan_tts.evaluate.options import Options
 from titan_tts.evaluate.prompts import Prompt
-from titan_tts.evaluate.systems import (
-    Checkpoint,
-    find_checkpoints,
-    speak,
-    untrained_tokens,
-)
+from titan_tts.evaluate.systems import find_systems, speak, untrained_tokens
 from titan_tts.records.utterance import Reference
-from titan_tts.speak import open_run
+from titan_tts.speak import hub, open_run
 from titan_tts.speak.utterance import Utterance, Voice
+from torchtitan.models.dit_tts.config import manager
 from torchtitan.models.dit_tts.run import checkpoint_storage
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 from torchtitan.models.dit_tts.text.vocabulary import make_vocabulary
@@ -44,19 +41,26 @@ def test_each_prompt_is_said_in_its_voice(synthesizer):
 
 def test_which_run_and_step(tmp_path, loaded, monkeypatch):
     for place, name, replacement in (
-        (open_run, "load_run_config", lambda folder, args=(): loaded.config),
+        (manager, "load_run_config", lambda folder, args=(): loaded.config),
         (open_run, "find_folder", Path),
+        (hub, "find_folder", Path),
         (open_run, "checkpoint_steps", lambda folder: [100, 2000]),
         (open_run, "best_row", lambda *arguments: {"step": 100}),
         (checkpoint_storage, "read_table", lambda path: SimpleNamespace(state_dict_metadata=())),
         (open_run, "saved_prefixes", lambda table: ["decay-0.9."]),
     ):
         monkeypatch.setattr(place, name, replacement)
-    assert find_checkpoints(["o/a"]) == [Checkpoint("o/a", 2000, "", "a@2000")]
-    assert find_checkpoints(["o/a/"], 100, "raw") == [Checkpoint("o/a", 100, "raw", "a@100")]
+
+    def found(*texts: str, step=None, weights: str = "") -> dict[str, tuple]:
+        first, *more = texts
+        options = Options(run=first, more=tuple(more), test="", step=step, weights=weights)
+        return {n: (str(r.folder), r.step, r.weights) for n, r in find_systems(options).items()}
+
+    assert found("o/a") == {"a@2000": ("o/a", 2000, "")}
+    assert found("o/a/", step=100, weights="raw") == {"a@100": ("o/a", 100, "raw")}
     (tmp_path / "x@7").mkdir()
-    assert find_checkpoints([str(tmp_path / "x@7")])[0].step == 2000
-    assert find_checkpoints(["o/a@best:raw"])[0].weights == "raw"
+    assert [*found(str(tmp_path / "x@7"))] == ["x@7@2000"]
+    assert found("o/a@best:raw") == {"a@100": ("o/a", 100, "raw")}
     for texts, weights, names in (
         # The best step has the weights that it was measured with.
         (["o/a", "o/a@best", "p/b"], "", ["a@2000", "a@100:ema", "b@2000"]),
@@ -67,14 +71,14 @@ def test_which_run_and_step(tmp_path, loaded, monkeypatch):
             ["a@100:raw", "a@100:ema:0.9", "a@100:ema"],
         ),
     ):
-        assert [each.name for each in find_checkpoints(texts, weights=weights)] == names
+        assert [*found(*texts, weights=weights)] == names
     for texts, sentence in (
         (["a@3"], "has no checkpoint step-3; it has steps: 100, 2000"),
         (["a@last"], "has no checkpoint step-last"),
         (["a", "a@2000"], "a: step 2000 is given twice"),
         (["a", "a@100:ema:0.8"], "holds no weights 'ema:0.8'"),
     ):
-        refused(lambda texts=texts: find_checkpoints(texts), sentence)
+        refused(lambda texts=texts: found(*texts), sentence)
 
 
 def test_tokens_that_the_run_was_not_trained_with():
