@@ -5,23 +5,33 @@ import json
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from titan_tts.prepare.captions import Thirds, caption
 from titan_tts.prepare.encode import MEASURED, Run, lacks_caption, open_chunks, read_run
-from titan_tts.prepare.references import SpeakerTable, choose_reference
 from titan_tts.prepare.settings import Options
+from titan_tts.records.utterance import TRAIN
 from torchtitan.models.dit_tts.data import members
 from torchtitan.models.dit_tts.data.dataset import CorruptSampleError, Dataset
 from torchtitan.models.dit_tts.data.index import load_index
 from torchtitan.models.dit_tts.data.leak import is_leak
+from torchtitan.models.dit_tts.data.references import WORDS, DrawnReferences
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
 
 # To draw a reference, where all recordings of a speaker overlap.
 _MAX_ATTEMPTS = 16
+
+
+class Encoded(NamedTuple):
+    """The encoded samples, and the utterances that their references are drawn from."""
+
+    chunks: Dataset
+    is_training: np.ndarray  # (n,) bool
+    of_split: dict[bool, DrawnReferences]
+    of_all: DrawnReferences
 
 
 def shard_name(split: str, number: int) -> str:
@@ -37,13 +47,13 @@ def build_shard(
     run = read_run(Path(folder))
     path = Path(folder, shard_name(split, number))
     try:
-        chunks, table = _opened(folder, run)
+        encoded = _opened(folder, run)
         size = run.options.samples_per_shard
-        of_split = np.flatnonzero(table.train == (split == "train"))
+        of_split = np.flatnonzero(encoded.is_training == (split == TRAIN))
         samples = of_split[number * size : (number + 1) * size]
         if not path.exists():
             path.parent.mkdir(exist_ok=True)
-            write_shard(path, _triplets(run, chunks, table, samples, json.loads(relative_to)))
+            write_shard(path, _triplets(run.options, encoded, samples, json.loads(relative_to)))
         index = load_index(str(path))
     except CorruptSampleError as error:
         raise InputError(f"{error}; remove {folder} and start again") from error
@@ -53,25 +63,29 @@ def build_shard(
         "bytes": path.stat().st_size,
         "sha256": digest,
         "samples": len(samples),
-        "frames": int(table.frames[samples].sum(dtype=np.int64)),
+        "frames": int(encoded.chunks.frames[samples].sum(dtype=np.int64)),
         "without_reference": int((index.columns["reference_frames"] == 0).sum()),
     }
 
 
 @lru_cache(maxsize=1)
-def _opened(folder: str, run: Run) -> tuple[Dataset, SpeakerTable]:
-    """The encoded samples and their speakers, opened once per process."""
+def _opened(folder: str, run: Run) -> Encoded:
+    """Opened once per process."""
     chunks = open_chunks(Path(folder), run.channels, part=(1, 2))  # the pipeline has the bar
     splits = np.array([Path(path).parent.name for path in chunks.tar_paths])[chunks.shard]
-    speakers = chunks.labels("speaker")[0]
-    return chunks, SpeakerTable(speakers, splits == "train", chunks.frames)
+    is_training, every = splits == TRAIN, np.arange(len(chunks))
+    columns = chunks.labels("speaker")[0], chunks.frames, chunks.latents_hash
+    of_split = {
+        side: DrawnReferences(every[is_training == side], *columns) for side in (False, True)
+    }
+    return Encoded(chunks, is_training, of_split, DrawnReferences(every, *columns))
 
 
 def _triplets(
-    run: Run, chunks: Dataset, table: SpeakerTable, samples: np.ndarray, relative_to: Thirds
+    options: Options, encoded: Encoded, samples: np.ndarray, relative_to: Thirds
 ) -> Iterator[Triplet]:
     """The triplets of a shard, one in memory at a time."""
-    options = run.options
+    chunks = encoded.chunks
     for sample in map(int, samples):
         key, loaded = chunks.key(sample), chunks.load(sample)
         metadata = loaded.metadata
@@ -88,30 +102,31 @@ def _triplets(
             for name in ("reference_key", "reference_keys"):  # the source's name another reference
                 metadata.pop(name, None)
             reference = loaded.reference[:0]
-            if drawn := _drawn(options, chunks, table, sample, loaded.latents):
+            if drawn := _drawn(options, encoded, sample, loaded.latents):
                 metadata["reference_key"], reference = drawn
         others = {each.name: array for each, array in zip(members.ARRAYS[2:], loaded.arrays[2:])}
         yield Triplet(key, loaded.latents, reference, metadata, others)
 
 
 def _drawn(
-    options: Options, chunks: Dataset, table: SpeakerTable, sample: int, latents: np.ndarray
+    options: Options, encoded: Encoded, sample: int, latents: np.ndarray
 ) -> tuple[str, np.ndarray] | None:
-    """Key and frames of a sample's drawn reference, which shares no frames with the sample, as overlapping segments do,
-    and is not the same throughout. `--references 0`: none."""
-    for attempt in range(_MAX_ATTEMPTS if options.references else 0):
-        span = choose_reference(
-            table,
-            sample,
-            chunks.key(sample),
-            seed=options.seed,
-            max_frames=options.max_reference_frames,
-            attempt=attempt,
-        )
-        if span is None:
-            break
-        frames = chunks.load(span.sample).latents[span.start :][: span.frames]
-        changes = len(frames) == 1 or bool((frames != frames[0]).any())
-        if changes and not is_leak(frames, latents):
-            return chunks.key(span.sample), frames
+    """Key and frames of a sample's reference: another utterance of the speaker, cropped from a random frame on, which shares
+    no frames with the sample, as overlapping segments do, and is not the same throughout. Training samples get
+    training utterances, held-out ones held-out utterances or else training ones. It depends on (seed, key) and the
+    speaker's utterances alone. `--references 0`: none."""
+    chunks, is_training = encoded.chunks, bool(encoded.is_training[sample])
+    digest = hashlib.sha256(chunks.key(sample).encode()).digest()
+    random = np.random.default_rng([options.seed, int.from_bytes(digest[:8], "little")])
+    sources = [encoded.of_split[is_training], *([] if is_training else [encoded.of_all])]
+    for source in sources if options.references else ():
+        for _ in range(_MAX_ATTEMPTS):
+            words = random.integers(2**63, size=WORDS).tolist()
+            piece = source.draw_one(words, sample, options.max_reference_frames)
+            if piece is None:
+                break
+            frames = chunks.load(piece.sample).latents[piece.start :][: piece.frames]
+            changes = len(frames) == 1 or bool((frames != frames[0]).any())
+            if changes and not is_leak(frames, latents):
+                return chunks.key(piece.sample), frames
     return None

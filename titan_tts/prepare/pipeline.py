@@ -67,21 +67,19 @@ def prepare_corpus(options: Options) -> dict[str, Any]:
     }
     with work_folder.working_in_partial(output) as folder:
         if record := _reusable(output, state):
+            work_folder.remove_scratch(output)  # which a kill has left
             return record | {"reused": True}
-        if not work_folder.is_finishing(folder, state):
-            work_folder.begin(folder, state)
-            shape = codec.latent_channels, codec.sample_rate, codec.hop_length
-            run = Run(reader.root, reader.files(), *shape, options)
-            write_run(folder, run)
-            try:
-                _build(folder, reader, run, state, devices)
-            except InputError:
-                if read_plan(folder) is None:  # not even listed
-                    work_folder.clear(folder)
-                raise
-        record = work_folder.read_record(folder)
+        work_folder.begin(folder, state)
+        shape = codec.latent_channels, codec.sample_rate, codec.hop_length
+        run = Run(reader.root, reader.files(), *shape, options)
+        write_run(folder, run)
+        try:
+            record = _build(folder, reader, run, state, devices)
+        except InputError:
+            if read_plan(folder) is None:  # not even listed
+                work_folder.remove_scratch(folder)
+            raise
         work_folder.finish(folder, output)
-    assert record is not None
     return record | {"reused": False}
 
 
@@ -107,8 +105,8 @@ def _reusable(output: Path, state: dict[str, Any]) -> dict[str, Any] | None:
 
 def _build(
     folder: Path, reader: Reader, run: Run, state: dict[str, Any], devices: list[str]
-) -> None:
-    """All stages in the work folder, up to prepare.json."""
+) -> dict[str, Any]:
+    """All stages in the work folder, up to prepare.json, whose content it returns."""
     options = run.options
     plan = read_plan(folder) or write_plan(reader, options, folder)
     counted, missing = _so_far(folder, plan)
@@ -140,6 +138,7 @@ def _build(
         "encoded_now": encoded,
     }
     write_atomic(folder / work_folder.RECORD_NAME, json.dumps(record, indent=1) + "\n")
+    return record
 
 
 def _check_corrupt(options: Options, plan: Plan, counted: Chunk) -> None:

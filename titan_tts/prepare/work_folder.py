@@ -7,10 +7,10 @@
       items.jsonl ...          the list of recordings
       chunks/                  encoded recordings, as shards
       train/ heldout/          shards
-      prepare.json             the record: with it the output is complete
+      prepare.json             the record
 
-Every file appears complete or not at all. The last steps are: prepare.json is written, the scratch
-files are removed, the folder is renamed to OUTPUT. A kill between them is repaired by the next run.
+Every file appears complete or not at all. The last steps are: prepare.json is written, the folder is renamed to OUTPUT,
+and what is not the output's is removed from it. The next run after a kill does what is missing of them.
 """
 
 import json
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from titan_tts.jobs.workspace import require_same, sweep, working_in
-from titan_tts.records.utterance import SPLITS
 from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import check_writable, sync_folder, write_atomic
@@ -29,7 +28,7 @@ RECORD_NAME, STATE_NAME = "prepare.json", "state.json"
 # Changes with the record and with the processing of recordings: work of another version is not continued.
 RECORD_VERSION = 5
 # Changes with the other files of the work folder.
-WORK_VERSION = 2
+WORK_VERSION = 3
 _LISTED = ("items.jsonl", "chunk_starts.npy", "plan.json", "run.json")
 _SCRATCH = ("chunks", *_LISTED, STATE_NAME)  # the state goes last
 
@@ -60,14 +59,13 @@ def has_all_shards(output: Path, record: dict[str, Any]) -> bool:
 
 def begin(folder: Path, state: dict[str, Any]) -> None:
     """Set the work folder up for `state`, or find it set up; the work of another state is refused."""
-    record = read_record(folder)
-    # Without its state.json a folder was killed in the last steps of `finish`.
-    earlier = read_json(folder / STATE_NAME) or record
-    if earlier is not None:
+    if earlier := read_json(folder / STATE_NAME):
         compared = _compared(earlier, state), _compared(state, state)
         require_same(folder, *compared, "remove the folder, or give another OUTPUT")
-    if record is not None:
-        clear(folder)
+    elif not is_empty(folder):
+        raise InputError(
+            f"{folder}: has no {STATE_NAME}; remove the folder, or give another OUTPUT"
+        )
     write_atomic(folder / STATE_NAME, json.dumps(state))
 
 
@@ -81,16 +79,17 @@ def _compared(state: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def clear(folder: Path) -> None:
-    """Remove everything that a preparation made in its work folder."""
-    for name in (*SPLITS, RECORD_NAME, *_SCRATCH):
-        _remove(folder / name)
+def remove_scratch(folder: Path) -> None:
+    """Remove what is of the work and not of its output."""
+    for path in (folder / name for name in _SCRATCH):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def finish(folder: Path, output: Path) -> None:
-    """Rename a complete work folder to the output, which is absent or empty. It may be killed and done again."""
-    for name in _SCRATCH:
-        _remove(folder / name)
+    """Rename a complete work folder to the output, which is absent or empty."""
     sweep(folder)
     if not is_empty(output):
         raise InputError(
@@ -101,20 +100,4 @@ def finish(folder: Path, output: Path) -> None:
         output.rmdir()
     folder.rename(output)
     sync_folder(output.parent)
-
-
-def is_finishing(folder: Path, state: dict[str, Any]) -> bool:
-    """True if the folder is complete for these settings and only `finish` is left to do."""
-    # Complete under whatever versions of the libraries: nothing is added to it.
-    names = ("version", "settings", "source_digest")
-    record = read_record(folder)
-    if record is None or any(record.get(name) != state[name] for name in names):
-        return False
-    return has_all_shards(folder, record)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+    remove_scratch(output)

@@ -1,65 +1,92 @@
 """Which utterances a reference is made of."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
-from titan_tts.prepare.references import Span, SpeakerTable, choose_reference
-
-ANN_HELD, BOB, CAT = (20, 44), 21, (22, 43, 45)
-
-
-def make_table() -> SpeakerTable:
-    """ann (0): 40 training utterances of 3 to 42 frames and two held out; bob (1): one; cat (2): three of 4."""
-    samples = [(0, True, 3 + n) for n in range(40)]
-    samples[20:20] = [(0, False, 9), (1, True, 11), (2, True, 4)]
-    samples += [(2, True, 4), (0, False, 8), (2, True, 4)]
-    return SpeakerTable(*map(np.array, zip(*samples, strict=True)))
+from titan_tts.prepare.pack_shards import Encoded, _drawn
+from titan_tts.prepare.settings import Options
+from torchtitan.models.dit_tts.data.references import DrawnReferences
 
 
-def choose(table: SpeakerTable, sample: int, **settings: int) -> Span | None:
-    defaults = {"seed": 0, "max_frames": 384}
-    return choose_reference(table, sample, f"k{sample}", **defaults | settings)
+@dataclass
+class Chunks:
+    """Samples that differ; their latents tell which one they are of, and which frame."""
+
+    frames: np.ndarray
+
+    def key(self, sample: int) -> str:
+        return f"k{sample}"
+
+    def load(self, sample: int):
+        numbers = np.arange(self.frames[sample], dtype=np.float32)[:, None]
+        self.latents = np.concatenate([numbers, np.full_like(numbers, sample)], axis=1)
+        return self
+
+
+def encoded(speakers, is_training, frames) -> Encoded:
+    speakers, is_training = np.asarray(speakers), np.asarray(is_training)
+    every, chunks = np.arange(len(speakers)), Chunks(np.asarray(frames))
+    columns = speakers, chunks.frames, every.astype(np.uint64)
+    of_split = {side: DrawnReferences(every[is_training == side], *columns) for side in (0, 1)}
+    return Encoded(chunks, is_training, of_split, DrawnReferences(every, *columns))
+
+
+def drawn(given: Encoded, sample: int, **settings: int) -> tuple[int, int, int] | None:
+    """(sample, start, frames) of a reference."""
+    options = Options("", "", **{"seed": 0, "max_reference_frames": 384} | settings)
+    latents = np.array(given.chunks.load(sample).latents)
+    if (found := _drawn(options, given, sample, latents)) is None:
+        return None
+    key, frames = found
+    assert key == f"k{frames[0, 1]:.0f}" and (frames[:, 1] == frames[0, 1]).all()
+    assert (np.diff(frames[:, 0]) == 1).all()
+    return int(frames[0, 1]), int(frames[0, 0]), len(frames)
 
 
 @pytest.mark.parametrize("longest", [5, 384])
-def test_references_are_other_utterances_of_the_speaker(longest):
-    table = make_table()
-    for sample in range(len(table.frames)):
-        span = choose(table, sample, max_frames=longest)
-        assert span == choose(table, sample, max_frames=longest)
-        if sample == BOB:
-            assert span is None
-            continue
-        frames = table.frames[span.sample]
-        assert span.frames == min(longest, frames) and 0 <= span.start <= frames - span.frames
-        # Each other utterance is given once.
-        others = 1 if sample in ANN_HELD else 2 if sample in CAT else 39
-        given = [choose(table, sample, attempt=n) for n in range(others)]
-        assert len({each.sample for each in given} - {sample}) == others
-        assert choose(table, sample, attempt=others) is None
-    # They differ by sample and seed.
-    samples = [*range(20), *range(23, 43)]  # ann's training ones
-    first, second = (
-        [choose(table, sample, seed=seed, max_frames=5) for sample in samples] for seed in (0, 1)
-    )
-    assert len({span.sample for span in first}) > 15  # of 40 draws out of 39
-    assert len({span.start for span in first}) > 10
-    assert sum(a.sample != b.sample for a, b in zip(first, second)) > 30
+def test_they_are_parts_of_other_utterances_and_differ_by_sample_and_seed(longest):
+    """Of 40 utterances of 3 to 42 frames; an only one has no reference, and with --references 0 none has one."""
+    given = encoded([0] * 40 + [1], [True] * 41, [*range(3, 43), 9])
+    found = [drawn(given, n, max_reference_frames=longest) for n in range(41)]
+    assert found == [drawn(given, n, max_reference_frames=longest) for n in range(41)]
+    assert found.pop() is None and drawn(given, 0, references=0) is None
+    for sample, (other, start, frames) in enumerate(found):
+        assert other != sample and frames == min(longest, 3 + other)
+        assert 0 <= start <= 3 + other - frames
+    assert len({other for other, *_ in found}) > 15
+    assert len({start for _, start, _ in found}) > 10 or longest > 5
+    seeds = [drawn(given, n, max_reference_frames=longest, seed=1) for n in range(40)]
+    assert sum(a[0] != b[0] for a, b in zip(found, seeds)) > 30
 
 
-def test_no_reference_is_of_its_target_whatever_the_corpus():
-    """Held-out samples have held-out references, else training ones."""
+def test_held_out_samples_have_held_out_references_else_training_ones():
     generator, seen = np.random.default_rng(0), set()
     for _ in range(60):
         n = int(generator.integers(1, 30))
         speaker, train = generator.integers(0, 5, n).astype(np.int32), generator.random(n) < 0.6
-        table = SpeakerTable(speaker, train, generator.integers(1, 40, n))
+        given = encoded(speaker, train, generator.integers(1, 40, n))
         for sample in range(n):
             allowed = (speaker == speaker[sample]) & (np.arange(n) != sample)
             own_split = allowed & (train == train[sample])
             fallback = not own_split.any() and not train[sample]
             allowed &= train if fallback else own_split
-            span = choose(table, sample, max_frames=generator.integers(1, 60))
-            assert allowed[span.sample] if span else not allowed.any()
-            seen.add((span is not None, fallback))
+            found = drawn(given, sample, max_reference_frames=int(generator.integers(1, 60)))
+            assert allowed[found[0]] if found else not allowed.any()
+            seen.add((found is not None, fallback))
     assert seen == {(True, False), (True, True), (False, False), (False, True)}
+
+
+def test_what_overlaps_or_never_changes_is_drawn_no_more(monkeypatch):
+    given, same = encoded([0, 0, 0, 1, 1], [True] * 5, [30] * 5), Chunks.load
+
+    def load(chunks, sample):
+        """1 overlaps 0, and 4 is silence."""
+        found = same(chunks, 0 if sample == 1 else sample)
+        found.latents[:] = found.latents if sample != 4 else 7
+        return found
+
+    monkeypatch.setattr(Chunks, "load", load)
+    assert {drawn(given, 0, seed=seed)[0] for seed in range(20)} == {2}
+    assert drawn(given, 3) is None

@@ -117,29 +117,21 @@ def test_interrupted_work_is_kept_and_goes_on(corpus, out, monkeypatch, capsys):
 
 
 def test_killed_in_the_last_steps(corpus, out, monkeypatch):
-    """After prepare.json is written, before the rename, and with a file that a killed writer left or that was lost."""
+    """After prepare.json is written, before and after the rename, and with a file that a killed writer left."""
     prepare(corpus, out.with_name("complete"), **SMALL)
     expected, partial = shards(out.with_name("complete")), out.with_name("out.partial")
-    killed(monkeypatch, work_folder, "finish", corpus, out, **SMALL)
-    assert (partial / "prepare.json").exists() and not out.exists()
-    with pytest.raises(InputError, match="begun with other settings"):
-        prepare(corpus, out, **OTHER)
-    killed(monkeypatch, Path, "rename", corpus, out, **SMALL)
-    assert sorted(os.listdir(partial)) == OUTPUT_NAMES
-    with pytest.raises(InputError, match="begun with other settings"):
-        prepare(corpus, out, **OTHER)
+    for place, name in ((work_folder, "finish"), (Path, "rename")):
+        killed(monkeypatch, place, name, corpus, out, **SMALL)
+        assert (partial / "prepare.json").exists() and not out.exists()
+        with pytest.raises(InputError, match="begun with other settings"):
+            prepare(corpus, out, **OTHER)
     (partial / "train/.x.tmp").touch()
-    with monkeypatch.context() as patched:
-        patched.setattr(pipeline, "_build", kill)  # only the rename is left to do
-        assert prepare(corpus, out, **SMALL)["reused"] is False
-    assert shards(out) == expected and not (out / "train/.x.tmp").exists()
+    killed(monkeypatch, work_folder, "remove_scratch", corpus, out, **SMALL)
+    assert shards(out) == expected and (out / "chunks").exists() and beside(out) == ["out"]
+    assert prepare(corpus, out, **SMALL)["reused"] is True
+    assert sorted(os.listdir(out)) == OUTPUT_NAMES and not (out / "train/.x.tmp").exists()
     out.rename(partial)
-    (partial / "train/shard-000001.tar").unlink()
-    prepare(corpus, out, **SMALL)
-    assert shards(out) == expected and beside(out) == ["out"]
-    out.rename(partial)
-    os.utime(corpus.parent / "0.wav", (1, 1))
-    with pytest.raises(InputError, match="source was .another, or changed since"):
+    with pytest.raises(InputError, match="partial: has no state.json; remove the folder"):
         prepare(corpus, out, **SMALL)
 
 
@@ -227,6 +219,6 @@ def test_an_output_may_be_a_link_and_what_appears_in_it_meanwhile_stays(corpus, 
             prepare(corpus, out, **SMALL)
     assert os.listdir(out) == ["thesis.tex"] and beside(out) == ["out", "out.partial"]
     (out / "thesis.tex").unlink()
-    monkeypatch.setattr(pipeline, "_build", kill)  # the work is complete: only the rename is left
+    monkeypatch.setattr(encode, "_encode", kill)  # the work is complete
     assert prepare(corpus, out.parent / "link", **SMALL)["reused"] is False
     assert (out.parent / "link").is_symlink() and sorted(os.listdir(out)) == OUTPUT_NAMES

@@ -18,6 +18,11 @@ from titan_tts.records.utterance import Unusable, Utterance
 from torchtitan.models.dit_tts.errors import InputError, require, show
 from torchtitan.models.dit_tts.files import is_remote
 
+AUDIO_SUFFIXES = tuple(
+    ".wav .wave .flac .ogg .oga .opus .mp3 .mp2 .m4a .m4b .mp4 .aac .webm .mka .mkv .mov .wma .aif .aiff .caf .w64 "
+    ".au".split()
+)
+
 
 class Reader(Protocol):
     """One corpus.

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
+from titan_tts.prepare.formats import AUDIO_SUFFIXES
 from titan_tts.prepare.settings import Options
 from titan_tts.records.columns import (
     AUDIO_NAMES,
@@ -30,7 +31,6 @@ from titan_tts.records.utterance import Unusable, Utterance
 from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.files import path_on_disk
 
-AUDIO_SUFFIXES = (".wav", ".flac", ".opus", ".ogg", ".mp3", ".m4a", ".aac", ".aiff", ".wma")
 _LIST_SUFFIXES = (".csv", ".txt", ".list")
 _LIST_NAME, _OWN_FOLDERS = "metadata.csv", ("", "wavs", "wav")
 _FIELD = re.compile(r'(?:^|\|)(?:"((?:[^"]|"")*)"(?=\||$)|([^|]*))')

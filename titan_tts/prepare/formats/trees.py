@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from titan_tts.prepare.formats import say_unlisted
+from titan_tts.prepare.formats import AUDIO_SUFFIXES, say_unlisted
 from titan_tts.prepare.settings import Options
 from titan_tts.records.columns import make_utterance, sample_key
 from titan_tts.records.json_lines import NOT_UTF8
@@ -13,7 +13,6 @@ from titan_tts.records.utterance import Unusable, Utterance
 from torchtitan.models.dit_tts.data.heldout import split_of
 from torchtitan.models.dit_tts.errors import require
 
-_AUDIO_SUFFIXES = (".wav", ".flac", ".opus", ".ogg", ".mp3")
 _NORMALIZED, _ORIGINAL = ".normalized.txt", ".original.txt"
 _TREE_DEPTH = 3  # folders between the source and its recordings, at most
 
@@ -47,7 +46,7 @@ class LibriTTSR:
     def items(self) -> Iterator[Utterance | Unusable]:
         for folder, names in _walk(self.root, say_unlisted):
             for name in names:
-                if name.endswith(_AUDIO_SUFFIXES):
+                if name.endswith(AUDIO_SUFFIXES):
                     yield self._item(folder, name)
 
     def _item(self, folder: str, name: str) -> Utterance | Unusable:

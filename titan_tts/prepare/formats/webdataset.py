@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from contextlib import closing
 
-from titan_tts.prepare.formats import common_folder, find_files
+from titan_tts.prepare.formats import AUDIO_SUFFIXES, common_folder, find_files
 from titan_tts.prepare.settings import Options
 from titan_tts.records.columns import TEXT_NAMES, make_utterance, sample_key
 from titan_tts.records.json_lines import NOT_UTF8, json_object
@@ -19,8 +19,6 @@ from torchtitan.models.dit_tts.data.storage import ShardFile, find_shards, open_
 from torchtitan.models.dit_tts.data.tar_reader import Member, walk_members
 from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.files import is_remote, unique
-
-AUDIO_SUFFIXES = ("opus", "ogg", "flac", "wav", "mp3", "m4a", "aac", "webm", "mp4", "aiff")
 
 
 class WebDataset:
@@ -60,7 +58,7 @@ class WebDataset:
         for member in walk_members(source, problems.append):
             folder, slash, basename = member.name.rpartition("/")
             stem, _, suffix = basename.partition(".")
-            kind = "audio" if suffix.lower() in AUDIO_SUFFIXES else suffix.lower()
+            kind = "audio" if f".{suffix.lower()}" in AUDIO_SUFFIXES else suffix.lower()
             if stem and kind in ("audio", "json", "txt"):
                 # Here, so that a remote tar is read once, from front to back.
                 is_read = kind != "audio" and not member.is_link and member.size <= MAX_LINE

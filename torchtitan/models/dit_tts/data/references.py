@@ -77,6 +77,11 @@ class DrawnReferences:
         start = offset % (total - wanted + 1)
         return _cut(samples, frames, start, start + wanted)
 
+    def draw_one(self, words: Sequence[int], sample: int, max_frames: int) -> Piece | None:
+        """One other utterance by the speaker, whole or cropped to `max_frames`; None where there is no other."""
+        whole = max(0, max_frames - MIN_FRAMES)
+        return next(iter(self.draw([0, whole, *words[2:]], sample, max_frames)), None)
+
 
 class FixedReferences:
     """A reference of each sample, the same in every run: the stored one, or where the dataset stores none at all
@@ -98,8 +103,8 @@ class FixedReferences:
             return []
         key = np.random.SeedSequence(int(self._dataset.latents_hash[sample]))
         words = np.random.Philox(key).random_raw(WORDS).tolist()
-        words[:2] = 0, max(0, max_frames - MIN_FRAMES)  # one utterance, of its full length
-        return self._drawn.draw(words, sample, max_frames)
+        piece = self._drawn.draw_one(words, sample, max_frames)
+        return [] if piece is None else [piece]
 
     def load(self, sample: int, loaded: LoadedSample, max_frames: int) -> np.ndarray:
         """(R, C) float32: the reference of a sample that was loaded."""
