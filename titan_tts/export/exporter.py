@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +15,8 @@ import tomli_w
 import torch
 from safetensors.torch import save
 
-from titan_tts.export.model_card import model_card
 from titan_tts.export.options import Options
+from titan_tts.report.words import counted
 from titan_tts.speak.adapters import write_adapter
 from titan_tts.speak.lengths import find_predictor, load_predictor
 from titan_tts.speak.load_run import LoadedRun, load_run
@@ -31,13 +31,19 @@ from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.files import save_weights, sync_folder, sync_tree, write_atomic
 from torchtitan.models.dit_tts.run.manifest import read_manifest, write_manifest
 from torchtitan.models.dit_tts.speech.codec import Codec, build_codec, codec_kind
-from torchtitan.models.dit_tts.speech.codec.interface import OWN
+from torchtitan.models.dit_tts.speech.codec.interface import OWN, WITHOUT_WEIGHTS
 from torchtitan.models.dit_tts.speech.codec.record import check_codec, recorded_codecs
 from torchtitan.models.dit_tts.text.build_tokenizer import TEXT_TOKENIZER_FILE, TOKENIZER_FILE
 from torchtitan.models.dit_tts.text.durations import DURATIONS_FILE
 from torchtitan.models.dit_tts.text.encoder_record import CONFIG_FILE, read_record
 from torchtitan.models.dit_tts.text.hf_encoder import weight_files
-from torchtitan.models.dit_tts.text.vocabulary import Vocabulary, language_of, to_json
+from torchtitan.models.dit_tts.text.vocabulary import Vocabulary, language_of, named, to_json
+
+_SHOWN = 12
+_MANY_SPEAKERS = 100
+"""Fewer are too few for voices that were not trained: measured for three and four, a rule of thumb beyond"""
+
+_FILL_IN = "**to fill in**"
 
 
 def export(options: Options, out: Path) -> str:
@@ -222,3 +228,90 @@ def safe_files(model: Path) -> list[Path]:
             f"as safetensors, or train with its hub name"
         )
     return [*weights, *model.glob("*.safetensors.index.json"), model / "config.json"]
+
+
+def model_card(options: Options, loaded: LoadedRun, codec: Codec, shards: TrainingShards) -> str:
+    """Markdown with the metadata that the hub reads, without paths but their last two names."""
+    data = loaded.config.data
+    name = Path(options.out).resolve().name
+    parameters = sum(p.numel() for p in loaded.model.parameters())
+    dataset = shards.dataset
+    hours = float(dataset.frames.sum()) / data.frames_per_second / 3600
+    speakers, languages = (dataset.labels(each)[1] for each in ("speaker", "language"))
+    figures = {
+        "parameters": f"{parameters:,}",
+        "training steps": f"{loaded.step:,}",
+        "weights": loaded.weights,
+        "training data": f"{hours:.1f} h in {len(dataset):,} utterances",
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in figures.items())
+    paths = [shards.data.path] if isinstance(shards.data.path, str) else shards.data.path
+    encoder = loaded.config.encoder.model
+    unit, _, language = encoder.partition(":")
+    texts = {
+        "chars": f"the characters {loaded.tokenizer.vocabulary.characters!r}",
+        "bytes": "any, as utf-8 bytes",
+        "phones": f"as the phones that espeak-ng has for its language {language}",
+    }
+    without_weights = codec.name in WITHOUT_WEIGHTS
+    codec_is = "fixed transform, no weights" if without_weights else "DAC-VAE"
+    if split_vocoder(codec.name)[1]:
+        codec_is = "fixed transform, and a vocoder with weights"
+    voice = f"--speaker {options.voices[0]}" if options.voices else "--reference voice.wav"
+    return f"""---
+license: {options.license}
+library_name: titan-tts
+pipeline_tag: text-to-speech
+tags: [text-to-speech, flow-matching, diffusion-transformer]
+---
+
+# {name}
+
+A diffusion transformer ({loaded.config.model.flavor}) that turns text and a reference of a voice into latents of the codec
+`{codec.name if not Path(codec.name).is_absolute() else "DAC-VAE"}` ({codec.frames_per_second:g} frames per second, {codec.sample_rate} Hz), trained by flow matching with
+titan-tts.
+
+```bash
+pip install 'titan-tts[speech,pretrained]'
+titan-tts generate {name} {voice} --text "..." --out speech.wav
+```
+
+| | |
+|---|---|
+{table}
+
+## What it can say
+
+| | |
+|---|---|
+| text | {texts.get(unit, "as its text encoder reads it")}; only texts similar to the training data sound well |
+| voices | {whose_voices(speakers)} |
+| languages | {named(sorted(languages), _SHOWN) if languages else _FILL_IN} |
+| conditioning tokens | {", ".join(loaded.tokenizer.fields) or "none"} |
+| captions | {f"the voice in up to {data.max_caption_tokens} tokens: `--caption`" if data.max_caption_tokens else "none"} |
+
+## Data and licences
+
+| | what | licence |
+|---|---|---|
+| weights | `model.safetensors` | {options.license if options.license != "unknown" else _FILL_IN} |
+| training data | {", ".join(f"`{_short(path)}`" for path in paths)} | {_FILL_IN} |
+| codec | {codec_is} | {"none needed" if without_weights else _FILL_IN} |
+
+Whose voices it was trained on, and what they agreed to: {_FILL_IN}.
+"""
+
+
+def whose_voices(speakers: Sequence[str]) -> str:
+    """Whose voice the model can take; `speakers`: those of its training data."""
+    if not speakers:
+        return "of a reference, if its training data, which name no speakers, had many"
+    known = f"of its {counted(len(speakers), 'speaker')}: {named(sorted(speakers), _SHOWN)}"
+    if len(speakers) >= _MANY_SPEAKERS:
+        return f"{known}; others from a reference"
+    return f"{known}; too few to take another voice from a reference"
+
+
+def _short(path: str) -> str:
+    """The last two names of a path or URL."""
+    return "/".join(Path(path.partition("?")[0]).parts[-2:]).lstrip("/")

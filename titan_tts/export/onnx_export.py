@@ -235,7 +235,7 @@ def _planned(sampling: Sampling) -> list[tuple[Any, ...]]:
 
 
 def reader_arguments(tokenizer: ConditionedTokenizer) -> dict[str, Any]:
-    """Arguments of an `onnx_voice.reader.Reader`, except the aligner."""
+    """Arguments of an `onnx_voice.voice.Reader`, except the aligner."""
     vocabulary = tokenizer.vocabulary
     in_bytes = vocabulary.unit == "bytes"
     units = map(chr, range(256)) if in_bytes else vocabulary.characters

@@ -56,14 +56,14 @@ def run(options: Options) -> int:
 
 def analyse(runs: Sequence["Run"]) -> dict[str, Any]:
     """All that the page, the plots and summary.json show. `rows`: those that statistics use; `names`: what varies."""
-    from titan_tts.grids import effects, verdicts
+    from titan_tts.grids import effects
     from titan_tts.grids.runs import COMPARED, extra_axes
 
     axes = extra_axes(runs)
     factors = [*COMPARED, *axes]
     rows = [run.row(axes) for run in runs if run.measured]
     names = effects.varying(rows, factors)
-    speed = verdicts.SPEED
+    speed = effects.SPEED
     memory = "peak_reserved_gib"  # what must fit
     figures = (speed, "audio_seconds_per_second", "seconds_per_step", "mfu", "goodput_mfu", "hfu")
     return {
@@ -74,9 +74,9 @@ def analyse(runs: Sequence["Run"]) -> dict[str, Any]:
         "constant": {name: rows[0][name] for name in factors if rows and name not in names},
         "deviation": effects.repeat_deviation(effects.cells_of(rows, names, speed)),
         "effects": {name: effects.effects(rows, names, name) for name in (speed, memory)},
-        "growth": verdicts.growth(rows, names),
-        "best": verdicts.best(rows, names, (*figures, memory)),
-        "scaling": verdicts.scaling(rows, names),
+        "growth": effects.growth(rows, names),
+        "best": effects.best(rows, names, (*figures, memory)),
+        "scaling": effects.scaling(rows, names),
     }
 
 

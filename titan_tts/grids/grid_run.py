@@ -1,24 +1,86 @@
 """Runs what is left of a grid, by growing batch; larger batches are skipped after an OOM."""
 
+import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from torchtitan.tools import utils
+from torchtitan.tools.logging import logger
 
 from titan_tts.grids.cells import Cell, Cells
-from titan_tts.grids.forecast import Forecaster
 from titan_tts.grids.grid_file import GridFile
 from titan_tts.grids.runner import FINAL, TRIAL_SETTINGS, Runner, TrialError, figures
 from titan_tts.launch.supervisor import Outcome
-from titan_tts.plan.forecast import largest_that_fits
+from titan_tts.plan.devices import Cluster, check_device, device_of, find_device
+from titan_tts.plan.forecast import Planner, largest_that_fits
+from titan_tts.plan.parameters import Model
 from titan_tts.report.words import counted
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import fingerprint, local_path, write_atomic
 from torchtitan.models.dit_tts.metrics import eta
+
+_OF_THE_MODEL = ("model", "encoder", "data", "lora", "distill")
+"""Sections that decide about the model, but for `_OF_BATCHES`"""
+
+_OF_BATCHES = ("batch_multiple", "bucket_frames", "num_buckets")
+
+
+class Forecaster:
+    """Forecasts for a GPU of the plan's table; empty: this machine's, none where it is not known."""
+
+    def __init__(self, gpu: str):
+        self.device = find_device(gpu) if gpu else device_of(utils.device_module.get_device_name())
+        self._models: dict[str, Model] = {}
+
+    def forecast(self, cell: Cell) -> dict[str, Any] | None:
+        """Memory, time and MFU of a run; None where the plan knows nothing of it, or fails."""
+        return self._unless_it_fails(_forecast, cell) if cell.batch else None
+
+    def largest(self, cell: Cell) -> int:
+        """The largest micro-batch of the longest bucket that fits by the plan; 0 where there is no plan."""
+        return self._unless_it_fails(lambda own: own.largest(own.longest()), cell) or 0
+
+    def _unless_it_fails(self, predict: Callable[[Planner], Any], cell: Cell) -> Any:
+        if self.device is None or cell.refused:
+            return None
+        try:
+            check_device(cell.config, self.device)
+        except InputError:
+            return None
+        sections = {name: dict(cell.content[name]) for name in _OF_THE_MODEL}
+        for name in _OF_BATCHES:
+            del sections["data"][name]
+        key = json.dumps(sections, sort_keys=True)
+        cluster = Cluster(self.device, cell.gpus // cell.nodes, cell.nodes)
+        try:
+            own = Planner(cell.config, cluster, self._models.get(key))
+            self._models[key] = own.model
+            return predict(own)
+        except Exception as error:
+            logger.warning(f"{cell.name}: no forecast ({type(error).__name__}: {error})")
+            return None
+
+
+def _forecast(own: Planner) -> dict[str, Any]:
+    step = own.step(own.longest())
+    steps = [step]
+    if own.config.benchmark.lengths == "mixed":
+        steps += [own.step(each) for _, each in own.buckets()]
+    return {
+        "gpu": own.cluster.device.name,
+        "fits": all(each.fits for each in steps),
+        "gib": max(each.bytes for each in steps) / 2**30,
+        "seconds_per_step": step.seconds,
+        "samples_per_second": step.samples / step.seconds,
+        "mfu": step.mfu(step.seconds),
+    }
+
 
 _START_SECONDS = 90.0
 """assumed: from a run's start to its first compiled step"""
@@ -83,9 +145,8 @@ class GridRun:
         print(f"{total} runs, of which {total - len(left)} are done; {self.folder}", flush=True)
         began, times = time.time(), []
         for number, cell in enumerate(left, total - len(left) + 1):
-            lock = FileLock(self.folder / f".{fingerprint(cell.group)}.lock", timeout=0)
             record: dict[str, Any] = {}
-            with suppress(Timeout), lock:  # another command runs a cell of its group
+            with suppress(Timeout), self._lock(cell):
                 if self._state(cell) not in FINAL:
                     record = self._one(cell)
             if not record:
@@ -108,6 +169,10 @@ class GridRun:
         """Return the state of the cell's last run; "waiting" if it is to be run again and has not been yet."""
         record = self.runner.record(cell)
         return "waiting" if record in ({}, self.stale.get(cell.name)) else record["state"]
+
+    def _lock(self, cell: Cell) -> FileLock:
+        """Held by the command that runs a cell of this group."""
+        return FileLock(self.folder / f".{fingerprint(cell.group)}.lock", timeout=0)
 
     def _one(self, cell: Cell) -> dict[str, Any]:
         forecast = self.forecaster.forecast(cell)

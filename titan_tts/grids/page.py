@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from titan_tts.grids.effects import LARGEST_FALL, SPEED
 from titan_tts.grids.labels import UNITS, figure_text, label
 from titan_tts.grids.runs import COLUMNS, FIGURES
-from titan_tts.grids.verdicts import LARGEST_FALL, SPEED
 from titan_tts.report.page import Cell, Figure, Kind, Note, Page, Part, Section, Table
 from titan_tts.report.words import counted, number
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.helpers.exported_run import export
-from titan_tts.export import model_card
+from titan_tts.export.exporter import whose_voices
 from titan_tts.speak.load_run import load_run
 from tools.harness.synthetic import make_samples
 from torchtitan.models.dit_tts.config import exported
@@ -42,4 +42,4 @@ def test_the_card_has_the_runs_sizes_and_places_to_fill_in(trained, tmp_path):
         "others from a reference",
     ):
         assert row in card, row
-    assert "name no speakers" in model_card.voices([])
+    assert "name no speakers" in whose_voices([])

@@ -29,8 +29,7 @@ from tests.helpers.sentences import refused
 from titan_tts import from_pretrained, onnx_voice
 from titan_tts.cli import main
 from titan_tts.export.onnx_export import quantized, reader_arguments
-from titan_tts.onnx_voice.reader import Reader
-from titan_tts.onnx_voice.voice import OnnxVoice
+from titan_tts.onnx_voice.voice import OnnxVoice, Reader
 from titan_tts.speak.utterance import Utterance, Voice
 from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.config import exported
@@ -213,7 +212,7 @@ def test_it_reads_texts_as_the_tokenizer_does(unit):
 
 
 def test_numbers_need_wetext(monkeypatch):
-    monkeypatch.setattr("titan_tts.onnx_voice.reader.find_spec", lambda name: None)
+    monkeypatch.setattr("titan_tts.onnx_voice.voice.find_spec", lambda name: None)
     reader = Reader(dict.fromkeys("DoctrSmih .", 4), (1, 2), False, "", "en")
     assert len(reader("Dr. Smith")[0]) == len("Doctor Smith") + 2
     refused(lambda: reader("Dr. Smith 42"), "the text has '4', which wetext reads", "pip install")

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from titan_tts.grids import forecast as module
+from titan_tts.grids import grid_run as module
 from titan_tts.grids.cells import Cells
-from titan_tts.grids.forecast import Forecaster
 from titan_tts.grids.grid_file import GridFile, Options
+from titan_tts.grids.grid_run import Forecaster
 
 SMALL = {
     "data.max_frames": 64,

@@ -53,8 +53,7 @@ def test_sigterm_interrupts_a_grid():
 
 def test_two_commands_share_a_grid(tmp_path, capsys):
     one, other = start(tmp_path), start(tmp_path)
-    with one._group_lock(one.all[0]) as mine:
-        assert mine
+    with one._lock(one.all[0]):
         assert other.run("") == 0
     said = capsys.readouterr().out
     assert "3 completed, 3 waiting\n3 runs are in progress in another command, or remain\n" in said

@@ -3,8 +3,7 @@
 import pytest
 
 from tests.helpers.benchmark_runs import BASE, combinations, true_speed
-from titan_tts.grids.effects import varying
-from titan_tts.grids.verdicts import best, growth, scaling
+from titan_tts.grids.effects import best, growth, scaling, varying
 
 NAMES = list(BASE)
 SPEED = "samples_per_second"
