@@ -170,8 +170,7 @@ class Meter:
         from titan_tts.evaluate.prompts import encode_prompts, read_prompts
         from titan_tts.speak.lengths import FIT, open_lengths
         from titan_tts.speak.load_run import load_run
-        from titan_tts.speak.speaker_reference import reference_settings
-        from titan_tts.speak.speech_data import open_speech_data
+        from titan_tts.speak.speech_data import open_speech_data, reference_settings
         from torchtitan.models.dit_tts.speech.codec import build_codec
         from torchtitan.models.dit_tts.speech.scoring.plugins import open_recognizer
         from torchtitan.models.dit_tts.speech.scoring.scores import Scorers
@@ -206,8 +205,8 @@ class Meter:
 
     def measure(self, case: Case) -> tuple[Any, dict[str, Any]]:
         """The scores as a row of evaluate's table, and what it cost."""
+        from titan_tts.evaluate.evaluate import speak
         from titan_tts.evaluate.report import SYSTEM, Row
-        from titan_tts.evaluate.systems import speak
         from titan_tts.speak.speech_data import open_speech_data
         from titan_tts.speak.synthesizer import Synthesizer
         from titan_tts.speak.utterance import Speech

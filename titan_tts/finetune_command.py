@@ -148,7 +148,7 @@ def run(options: Options) -> int:
 
 def _finetune(options: Options) -> None:
     out = Path(options.out)
-    from titan_tts.speak.hub import find_folder
+    from titan_tts.speak.open_run import find_folder
     from torchtitan.models.dit_tts.config.exported import is_exported
     from torchtitan.models.dit_tts.config.trust import refuse_function_as_codec
 
@@ -416,7 +416,7 @@ def _compare(options: Options, base: Path, data: Path) -> None:
         if name == "evaluation" and data == out / "data":  # made here, of these
             arguments += ["--recordings", options.recordings]
         _titan_tts("evaluate", *systems, *arguments)
-    from titan_tts.evaluate.comparison import comparison_page
+    from titan_tts.evaluate.page import comparison_page
 
     headings = {"evaluation": "The new recordings", "forgotten": "What the base could say before"}
     title = f"{options.base} and its fine-tune {options.out}"

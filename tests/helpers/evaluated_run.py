@@ -100,7 +100,6 @@ def set_up(monkeypatch, loaded: LoadedRun) -> None:
         ("titan_tts.speak.open_run.load_run_config", lambda folder, args=(): loaded.config),
         ("titan_tts.speak.open_run.OpenRun.find_weights", lambda opened: (opened.weights, "")),
         ("titan_tts.speak.open_run.find_folder", Path),
-        ("titan_tts.speak.hub.find_folder", Path),
         ("titan_tts.speak.open_run.checkpoint_steps", lambda folder: [5, 7]),
         ("titan_tts.evaluate.evaluate.load_synthesizer", load),
         ("titan_tts.evaluate.evaluate.check_codec", lambda *arguments: None),

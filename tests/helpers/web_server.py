@@ -9,8 +9,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 import torch
 
-from titan_tts.speak.joining import join
-from titan_tts.speak.utterance import Utterance, Voice
+from titan_tts.speak.utterance import Utterance, Voice, join
 
 
 @contextmanager

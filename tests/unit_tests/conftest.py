@@ -30,7 +30,7 @@ def hub(monkeypatch, tmp_path):
     """A hub on this machine, in a fresh current folder."""
     from huggingface_hub import HfFileSystem, constants
 
-    from titan_tts.speak.hub import find_folder
+    from titan_tts.speak.open_run import find_folder
     from tools.harness.hub_server import HubServer
 
     monkeypatch.chdir(tmp_path)

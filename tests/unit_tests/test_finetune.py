@@ -11,7 +11,6 @@ import pytest
 
 from titan_tts import finetune_command
 from titan_tts.cli import main
-from titan_tts.evaluate import comparison
 from torchtitan.models.dit_tts.config import exported, manager
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
@@ -192,7 +191,7 @@ def test_what_is_forgotten_is_read_in_the_language_of_the_base(finetune, monkeyp
     finetune.config.encoder.model = "phones:en-us"
     of = lambda folder, args=(): now if folder.name == "run" else finetune.config  # noqa: E731
     monkeypatch.setattr(manager, "load_run_config", of)
-    monkeypatch.setattr(comparison, "comparison_page", Mock())
+    monkeypatch.setattr("titan_tts.evaluate.page.comparison_page", Mock())
     options = "--recognizer=words:one", "--keep-test=data/heldout"
     asked = finetune(SECONDS, 1.0, *options)["evaluate"]
     assert asked[asked.index("--out") + 1] == "out/forgotten"

@@ -122,8 +122,12 @@ def _work(
 
 
 def _report(output: Path, failures: dict[str, str]) -> int:
-    from titan_tts.collect.collection import COLLECTION_NAME, write_collection
-    from titan_tts.collect.report import REPORT_NAME, collection_page
+    from titan_tts.collect.collection import (
+        COLLECTION_NAME,
+        REPORT_NAME,
+        collection_page,
+        write_collection,
+    )
 
     page = collection_page(output, write_collection(output), failures)
     page.write(output / REPORT_NAME)

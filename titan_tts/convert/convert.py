@@ -25,7 +25,7 @@ from titan_tts.convert.projects import (
     sizes_of,
 )
 from titan_tts.export.exporter import about_codec, new_folder, write_codec, write_description
-from titan_tts.speak.hub import find_folder
+from titan_tts.speak.open_run import find_folder
 from torchtitan.models.dit_tts.bounded import parse_json, read_weights
 from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.job_config import LEARNED_SUBWORDS, JobConfig

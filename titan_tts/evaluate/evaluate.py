@@ -1,25 +1,29 @@
 """Every system synthesizes every prompt; the speech is written and scored, as are recordings and codec."""
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from torchtitan.tools.utils import device_type
 from tqdm import tqdm
 
-from titan_tts.evaluate.options import Options
+from titan_tts.evaluate.options import NO_RUN, Options
 from titan_tts.evaluate.prompts import Prompt, PromptSet, encode_prompts
 from titan_tts.evaluate.report import CODEC, RECORDINGS, SYSTEM, Row
-from titan_tts.evaluate.systems import of_system, speak, untrained_tokens, wav_path
+from titan_tts.speak.load_run import LoadedRun
 from titan_tts.speak.open_run import OpenRun
-from titan_tts.speak.sampling_options import load_synthesizer
-from titan_tts.speak.speaker_reference import reference_settings
+from titan_tts.speak.sampling_options import choose_run, load_synthesizer
+from titan_tts.speak.speech_data import reference_settings
 from titan_tts.speak.synthesizer import Synthesizer
+from titan_tts.speak.utterance import Utterance, Voice, join
 from torchtitan.models.dit_tts.config.job_config import Sampling
-from torchtitan.models.dit_tts.errors import InputError, show
-from torchtitan.models.dit_tts.files import file_name
+from torchtitan.models.dit_tts.data.members import caption_of
+from torchtitan.models.dit_tts.errors import InputError, require, show
+from torchtitan.models.dit_tts.files import file_name, unique
 from torchtitan.models.dit_tts.speech.codec import Codec, build_codec
 from torchtitan.models.dit_tts.speech.codec.record import check_codec
 from torchtitan.models.dit_tts.speech.sampling.sound_files import write_sound
@@ -30,8 +34,78 @@ from torchtitan.models.dit_tts.speech.scoring.scores import (
     hear,
     score,
 )
+from torchtitan.models.dit_tts.text.vocabulary import named
 
+_SHOWN = 5
 _HEARD_AT_ONCE = 8  # sounds, by a recognizer that can
+
+
+def speak(
+    synthesizer: Synthesizer, prompts: Sequence[Prompt], seed: int, batch_size: int
+) -> Iterator[tuple[int, Sound]]:
+    """(index, speech) of each prompt, in batches of similar length; of long ones in pieces, as `generate` says them."""
+    pieces = []
+    for each in prompts:
+        voice = Voice(each.voice, each.speaker, each.reference_text)
+        pieces.append(synthesizer.pieces(Utterance(each.text, voice, each.labels)))
+    for index, spoken in synthesizer.say(pieces, seed, batch_size):
+        yield index, join(spoken)
+
+
+def find_systems(options: Options) -> dict[str, OpenRun]:
+    """The checkpoint of each system by its short and unique name, NAME@STEP or NAME@STEP:WEIGHTS."""
+    texts = () if options.run == NO_RUN else (options.run, *options.more)
+    given = [of_system(options, text) for text in texts]
+    runs = [choose_run(each) for each in given]
+    for text, run in zip(texts, runs, strict=True):
+        run.find_weights()
+        once = runs.count(run) == 1
+        require(once, f"{text}: step {run.step} is given twice; give each system once")
+    folders = {Path(each.run).resolve() for each in given}
+    short = len({folder.name for folder in folders}) == len(folders)
+    # Weights are named where they tell systems apart.
+    several = len({run.weights for run in runs}) > 1
+    found = {}
+    for each, run in zip(given, runs, strict=True):
+        name = Path(each.run).resolve().name if short else each.run
+        behind = f":{run.weights}" if several and run.weights else ""
+        found[f"{name}@{run.step}{behind}"] = run
+    return found
+
+
+def of_system(options: Options, text: str) -> Options:
+    """The options of RUN, RUN@STEP or RUN@STEP:WEIGHTS."""
+    folder, at, given = text.rpartition("@")
+    if not at or Path(text).is_dir():
+        return replace(options, run=os.path.normpath(text))
+    number, colon, weights = given.partition(":")
+    step: Any = int(number) if number.isdecimal() else number
+    weights = weights if colon else options.weights
+    return replace(options, run=os.path.normpath(folder), step=step, weights=weights)
+
+
+def wav_path(
+    folder: Path, systems: Sequence[str], name: str, seed: int | None, utterance: str
+) -> Path:
+    """The file of a system's speech; `systems`: the names of all in this folder."""
+    own = unique([file_name(each) for each in systems], str.lower)[systems.index(name)]
+    return folder / "wavs" / own / f"seed-{seed}" / f"{utterance}.wav"
+
+
+def untrained_tokens(run: LoadedRun, prompts: Sequence[Prompt]) -> list[str]:
+    """A line for each kind of tokens of the prompts that the run was not trained with."""
+    characters = {c for prompt in prompts for c in run.tokenizer.unknown_characters(prompt.text)}
+    kinds = {"characters": characters} if characters else {}
+    for prompt in prompts:
+        for name, value in run.tokenizer.unknown_values(prompt.labels).items():
+            kinds.setdefault(f"values of {name!r}", set()).add(value)
+    captions = {caption_of(prompt.labels) for prompt in prompts} - {""}
+    if captions and not run.config.data.max_caption_tokens:
+        kinds["captions"] = captions
+    return [
+        f"{len(values)} {kind} that the run was not trained with ({named(sorted(values), _SHOWN)})"
+        for kind, values in kinds.items()
+    ]
 
 
 @dataclass

@@ -21,10 +21,9 @@ def run(options: Options) -> int:
     from torchtitan.tools.utils import device_type
 
     from titan_tts.evaluate import report
-    from titan_tts.evaluate.evaluate import Evaluation, output_folder
+    from titan_tts.evaluate.evaluate import Evaluation, find_systems, output_folder
     from titan_tts.evaluate.page import evaluation_page, shown_utterances
     from titan_tts.evaluate.prompts import read_prompts
-    from titan_tts.evaluate.systems import find_systems
     from titan_tts.report.words import size_text
     from torchtitan.models.dit_tts.added_tokens import AddedTokens
     from torchtitan.models.dit_tts.config.job_config import JobConfig

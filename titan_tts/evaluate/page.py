@@ -1,11 +1,14 @@
-"""evaluation.html: the tables, and the worst utterances to hear and see, in one file without network."""
+"""evaluation.html: the tables, and the worst utterances to hear and see, in one file without network; and the page of a
+fine-tune: base and result side by side, on the new recordings and on what the base knew."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from titan_tts.evaluate.evaluate import Evaluation, wav_path
 from titan_tts.evaluate.prompts import REFERENCE, Prompt, read_sound
 from titan_tts.evaluate.report import (
     FIGURES,
@@ -18,11 +21,9 @@ from titan_tts.evaluate.report import (
 from titan_tts.report.page import Audio, Cell, Note, Page, Part, Section, Table
 from titan_tts.report.sound import with_spectrograms
 from titan_tts.report.words import counted
+from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound as Waveform
 from torchtitan.models.dit_tts.speech.scoring.word_errors import guess_language, normalizer
-
-if TYPE_CHECKING:
-    from titan_tts.evaluate.evaluate import Evaluation
 
 _MEANING = (
     "Small figures: 95 % intervals, for other texts in these voices and other noise. No system can be expected to be better "
@@ -30,6 +31,8 @@ _MEANING = (
     "sides normalized. Duration error: mean difference of the lengths of speech and recording. F0: near that of the recordings "
     "is good. Real-time factor: seconds to make a second of speech."
 )
+_HEARD = 8
+"""texts of each set"""
 
 
 def evaluation_page(report: dict[str, Any], utterances: Sequence[Audio] = ()) -> Page:
@@ -110,7 +113,7 @@ def _measured_with(
         )
 
 
-def shown_utterances(report: dict[str, Any], evaluation: "Evaluation", count: int) -> list[Audio]:
+def shown_utterances(report: dict[str, Any], evaluation: Evaluation, count: int) -> list[Audio]:
     """The `count` worst utterances, each with the noise seed that has most word errors over all systems."""
     systems = [row for row in report["rows"] if row["kind"] == SYSTEM]
     scorers = evaluation.scorers
@@ -157,7 +160,7 @@ def _verdict(score: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sounds(
-    prompt: Prompt, evaluation: "Evaluation", systems: Sequence[dict[str, Any]], seed: int
+    prompt: Prompt, evaluation: Evaluation, systems: Sequence[dict[str, Any]], seed: int
 ) -> Iterator[tuple[str, Waveform]]:
     """(name, sound) of every sound of an utterance. All but the reference have the name of their row."""
     shown = {REFERENCE, *(row.name for row in evaluation.scored)}
@@ -193,3 +196,39 @@ def marks(
         else:
             out += [(word, "missing", "") for word in lost]
     return out
+
+
+def comparison_page(title: str, evaluations: Mapping[str, Path]) -> Page:
+    """`evaluations`: heading -> folder of an evaluation."""
+    sections, careful = [], list[str]()
+    for heading, folder in evaluations.items():
+        found = read_json(folder / "evaluation.json", test=dict, rows=list, utterances=list)
+        careful += warnings(found)
+        tables = [figures_table(found), *differences_table(found)]
+        sections.append(Section(heading, [*tables, *_heard(folder, found)]))
+    return Page(
+        title,
+        sections,
+        about="The base and what became of it.",
+        warnings=[*dict.fromkeys(careful)],
+        generator="titan-tts finetune",
+    )
+
+
+def _heard(folder: Path, found: Mapping[str, Any]) -> Iterator[Part]:
+    """The texts with most errors of both."""
+    systems = [row for row in found["rows"] if row["kind"] == SYSTEM]
+    names, seed = [row["name"] for row in systems], systems[0]["seeds"][0]
+
+    def errors(utterance: dict[str, Any]) -> int:
+        return sum(utterance["scores"][name][0].get("word_errors", 0) for name in names)
+
+    worst = sorted(found["utterances"], key=errors, reverse=True)[:_HEARD]
+    yield Note(
+        f"{len(worst)} of {len(found['utterances'])} texts, those with most word errors first; all are in {folder / 'evaluation.html'} "
+        "and wavs/ next to it."
+    )
+    for utterance in worst:
+        paths = ((name, wav_path(folder, names, name, seed, utterance["file"])) for name in names)
+        sounds = [(name, read_sound(path)) for name, path in paths]
+        yield Audio(utterance["text"], utterance["key"], with_spectrograms(sounds))

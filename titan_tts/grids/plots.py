@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from titan_tts.grids.effects import NO_ALTERNATIVES, SPEED, Row, grouped, kept_apart, means, varying
-from titan_tts.grids.labels import UNITS, label, short_name
+from titan_tts.grids.page import UNITS, label, short_name
 from titan_tts.report.plots import INK, plot_style, svg_element
 
 Content = dict[str, Any]

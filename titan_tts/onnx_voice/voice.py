@@ -91,7 +91,7 @@ SETTINGS: dict[str, type] = {
 GRAPHS = ("encoder", "step", "length", "sound")
 MAX_GRAPH = 2**31 - 1  # bytes, the limit of the format
 _AGAIN = "export the voice again"
-_PAUSE, _FADE = 0.12, 0.005  # seconds, as in speak/joining.py
+_PAUSE, _FADE = 0.12, 0.005  # seconds, as in speak/utterance.py
 _LONGEST = 16  # times max_frames: a text that is not split takes less
 
 Voice = str | np.ndarray | None

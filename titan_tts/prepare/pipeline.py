@@ -25,18 +25,29 @@ from titan_tts.jobs.devices import codec_devices, default_workers, library_versi
 from titan_tts.jobs.engines import Runner, open_engine
 from titan_tts.jobs.run import Job, progress, run_jobs
 from titan_tts.jobs.workspace import difference
-from titan_tts.prepare import report, work_folder
+from titan_tts.prepare import work_folder
 from titan_tts.prepare.captions import thirds
 from titan_tts.prepare.encode import Chunk, Run, open_chunks, read_chunk, write_run
 from titan_tts.prepare.formats import Reader, find_format, open_corpus
-from titan_tts.prepare.listing import Plan, add_names, read_plan, source_digest, write_plan
+from titan_tts.prepare.listing import (
+    SHOWN_PROBLEMS,
+    Plan,
+    add_names,
+    read_plan,
+    source_digest,
+    write_plan,
+)
 from titan_tts.prepare.pack_shards import shard_name
+from titan_tts.prepare.processing import REASONS
 from titan_tts.prepare.settings import Options
 from titan_tts.records.utterance import HELDOUT, SPLITS, TRAIN
 from torchtitan.models.dit_tts.config.codec_name import from_any_folder
+from torchtitan.models.dit_tts.data.left_out import left_out_words
 from torchtitan.models.dit_tts.errors import InputError, require, show, without_secrets
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.speech.codec import build_codec, codec_kind
+
+_SHOWN_NAMES = 5  # of the recordings that are left out for a reason
 
 
 def prepare_corpus(options: Options) -> dict[str, Any]:
@@ -134,7 +145,7 @@ def _build(
         "sample_rate": run.sample_rate,
         "frames_per_second": frames_per_second,
         "shards": shards,
-        "summary": report.summarize(shards, frames_per_second, speakers, total),
+        "summary": summarize(shards, frames_per_second, speakers, total),
         "encoded_now": encoded,
     }
     write_atomic(folder / work_folder.RECORD_NAME, json.dumps(record, indent=1) + "\n")
@@ -200,3 +211,58 @@ def _shard_stage(
         function = "titan_tts.prepare.pack_shards:build_shard"
         shards = {job: result for job, result in run_jobs(runner, function, jobs, bar, folder)}
     return {job.name: shards[job] for job in jobs}
+
+
+def summarize(
+    shards: dict[str, dict[str, Any]], frames_per_second: float, speakers: int, total: Chunk
+) -> dict[str, Any]:
+    """The figures of a preparation; the same whatever workers, kills and engine."""
+    summary: dict[str, Any] = {}
+    for split in SPLITS:
+        parts = [shard for name, shard in shards.items() if name.startswith(f"{split}/")]
+        sums = {
+            name: sum(shard[name] for shard in parts)
+            for name in ("samples", "frames", "without_reference")
+        }
+        hours = round(sums["frames"] / frames_per_second / 3600, 4)
+        summary[split] = {**sums, "hours": hours, "shards": len(parts)}
+    seconds = {name: round(each, 1) for name, each in sorted(total.dropped_seconds.items())}
+    return summary | {
+        "speakers": speakers,
+        "dropped": dict(sorted(total.dropped.items())),
+        "dropped_seconds": seconds,
+        "dropped_names": total.dropped_names,
+        "problems": total.problems[:SHOWN_PROBLEMS],
+    }
+
+
+def lines(summary: dict[str, Any]) -> list[str]:
+    """The summary in words."""
+    out = []
+    for split in SPLITS:
+        part = summary[split]
+        if part["samples"]:
+            hours = part["hours"]
+            length = f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.1f} minutes"
+            out.append(f"{split}: samples {part['samples']}, {length}, shards {part['shards']}")
+        if count := part["without_reference"]:
+            why = "as --references is 0 or their speaker has no other recording"
+            out.append(
+                f"{split} samples without a reference, {why}: {count} ({count / part['samples']:.1%})"
+            )
+    out.append(f"speakers: {summary['speakers']}")
+    samples = sum(summary[split]["samples"] for split in SPLITS)
+    if total := sum(summary["dropped"].values()):
+        seconds = summary.get("dropped_seconds", {})  # not in records of earlier versions
+        lost = sum(seconds.values())
+        everything = lost + 3600 * sum(summary[split]["hours"] for split in SPLITS)
+        out.append(left_out_words("recordings", (total, samples + total), (lost, everything), ()))
+        for name, count in summary["dropped"].items():
+            minutes = f", {seconds[name] / 60:.1f} minutes" if seconds.get(name) else ""
+            names = summary.get("dropped_names", {}).get(name, [])[:_SHOWN_NAMES]
+            shown = f": {', '.join(names)}{', ...' if count > len(names) else ''}" if names else ""
+            out.append(without_secrets(f"  {name}: {count}{minutes} ({REASONS[name]}){shown}"))
+    if summary["problems"]:
+        out.append("the first corrupt recordings:")
+        out += [without_secrets(f"  {key}: {sentence}") for key, sentence in summary["problems"]]
+    return out

@@ -21,8 +21,7 @@ def run(options: Options) -> int:
     from titan_tts.jobs.devices import LIBRARIES
 
     require_modules(*LIBRARIES, *(["swift_f0"] if options.captions else []))
-    from titan_tts.prepare.pipeline import prepare_corpus
-    from titan_tts.prepare.report import lines
+    from titan_tts.prepare.pipeline import lines, prepare_corpus
 
     record = prepare_corpus(options)
     state = "was complete already" if record["reused"] else "is complete"

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from titan_tts.speak.joining import part
-from titan_tts.speak.utterance import Speech, Utterance
+from titan_tts.speak.utterance import Speech, Utterance, part
 
 FIRST = 24
 """frames of the first block"""

@@ -174,7 +174,7 @@ def chosen_config(options: SamplingOptions) -> "JobConfig":
             not arg.startswith("--") or option_name(arg).startswith("sampling."),
             f"{arg} cannot be changed in a trained run; give keys of [sampling] only, such as --sampling.steps 16",
         )
-    from titan_tts.speak.hub import find_folder
+    from titan_tts.speak.open_run import find_folder
     from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR
     from torchtitan.models.dit_tts.config.manager import load_run_config
     from torchtitan.models.dit_tts.config.sampling_checks import check_sampling

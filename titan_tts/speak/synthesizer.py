@@ -13,14 +13,17 @@ from torch import Tensor
 
 from titan_tts.speak.adapters import Adapters
 from titan_tts.speak.blocks import Blocks
-from titan_tts.speak.joining import join, pause
 from titan_tts.speak.lengths import Lengths, speech_end
 from titan_tts.speak.load_run import LoadedRun
 from titan_tts.speak.long_text import split_text
-from titan_tts.speak.speaker_reference import encode_reference, load_latents, reference_settings
-from titan_tts.speak.speech_data import SpeechData
+from titan_tts.speak.speech_data import (
+    SpeechData,
+    encode_reference,
+    load_latents,
+    reference_settings,
+)
 from titan_tts.speak.subtitles import Word
-from titan_tts.speak.utterance import Speech, Utterance, Voice
+from titan_tts.speak.utterance import Speech, Utterance, Voice, join, pause
 from titan_tts.speak.word_times import WordAligner, word_aligner
 from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.data.members import CAPTION, caption_of

@@ -1,6 +1,6 @@
-"""Utterances, their voices, and the speech that a model makes of them."""
+"""Utterances, their voices, and the speech that a model makes of them: pieces are joined without clicks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,12 @@ from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.files import nfc
 from torchtitan.models.dit_tts.speech.sampling.sound_files import SUFFIXES, write_sound
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
+
+PAUSE_SECONDS = 0.12
+"""between two pieces"""
+
+FADE_SECONDS = 0.005
+"""at both ends of a piece; shorter than any sound of speech"""
 
 
 @dataclass(frozen=True)
@@ -78,3 +84,28 @@ class Speech(Sound):
         is_sound = suffix.lower() in SUFFIXES
         require(is_sound, f"{path}: a sound's name ends with one of {', '.join(SUFFIXES)}")
         write_sound(path, self.waveform, self.sample_rate)
+
+
+def pause(sample_rate: int) -> Tensor:
+    """(samples,) of silence."""
+    return torch.zeros(int(PAUSE_SECONDS * sample_rate))
+
+
+def part(waveform: Tensor, index: int, count: int, sample_rate: int) -> Tensor:
+    """(samples,) that one of `count` pieces gives to the joined sound: faded in and out, behind a pause unless it is the
+    first. A single piece stays as it is."""
+    if count == 1:
+        return waveform
+    length = min(int(FADE_SECONDS * sample_rate), len(waveform) // 2)
+    ramp = torch.linspace(0, 1, length + 1)[:-1]
+    faded = waveform.clone()
+    faded[:length] *= ramp
+    faded[len(faded) - length :] *= ramp.flip(0)
+    return torch.cat([pause(sample_rate), faded]) if index else faded
+
+
+def join(spoken: Sequence[Speech]) -> Speech:
+    """The speech of pieces with pauses between them."""
+    rate, count = spoken[0].sample_rate, len(spoken)
+    parts = [part(each.waveform, index, count, rate) for index, each in enumerate(spoken)]
+    return Speech(torch.cat(parts), rate, torch.cat([each.latents for each in spoken]))

@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from titan_tts.speak.joining import pause
 from titan_tts.speak.load_run import LoadedRun
 from titan_tts.speak.long_text import spaced_words
 from titan_tts.speak.subtitles import Word
-from titan_tts.speak.utterance import Speech
+from titan_tts.speak.utterance import Speech, pause
 from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.config.manager import load_run_config
 from torchtitan.models.dit_tts.config.shipped import BASE, shipped_path

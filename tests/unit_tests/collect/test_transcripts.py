@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.helpers.sentences import refused
-from titan_tts.collect import transcripts
+from titan_tts.collect import analyze
+from titan_tts.collect.analyze import Transcriber, Transcript, agreement
 from titan_tts.collect.settings import Settings
-from titan_tts.collect.transcripts import Transcriber, Transcript, agreement
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 
 
@@ -23,8 +23,8 @@ def transcriber(monkeypatch, batch, verbatim="", language="en"):
         name="b", transcribe=lambda sound, language: f" {sound.seconds} {language}.\n", **check
     )
     made = {"clean": SimpleNamespace(name="a", transcribe_batch=batch, **check), "verbatim": alone}
-    monkeypatch.setattr(transcripts, "open_recognizer", lambda spec, device: made[spec])
-    monkeypatch.setattr(transcripts, "_BATCH", 2)
+    monkeypatch.setattr(analyze, "open_recognizer", lambda spec, device: made[spec])
+    monkeypatch.setattr(analyze, "_BATCH", 2)
     settings = Settings(recognizer="clean", verbatim_recognizer=verbatim, language=language)
     return Transcriber(settings, "cpu")
 

@@ -21,8 +21,7 @@ from tests.helpers.evaluated_run import (
     write_tree,
 )
 from tests.helpers.pages import check_offline, table
-from titan_tts.evaluate.comparison import comparison_page
-from titan_tts.evaluate.page import marks
+from titan_tts.evaluate.page import comparison_page, marks
 
 HEADS = {"wer": "WER", "cer": "CER", "speaker_similarity": "speaker similarity"}
 HEADS |= {"duration_error": "duration error", "pitch": "F0 (Hz)"}

@@ -1,7 +1,7 @@
 """Published test lists: what is wrong with a line or a file."""
 
 from tests.helpers.sentences import refused
-from titan_tts.evaluate.prompt_lists import is_list, read_list
+from titan_tts.evaluate.prompts import is_list, read_list
 
 
 def touch(folder, *names):

@@ -7,11 +7,11 @@ import torch
 
 from tests.helpers.row_model import CHANNELS
 from tests.helpers.sentences import refused
+from titan_tts.evaluate.evaluate import find_systems, speak, untrained_tokens
 from titan_tts.evaluate.options import Options
 from titan_tts.evaluate.prompts import Prompt
-from titan_tts.evaluate.systems import find_systems, speak, untrained_tokens
 from titan_tts.records.utterance import Reference
-from titan_tts.speak import hub, open_run
+from titan_tts.speak import open_run
 from titan_tts.speak.utterance import Utterance, Voice
 from torchtitan.models.dit_tts.config import manager
 from torchtitan.models.dit_tts.run import checkpoint_storage
@@ -43,7 +43,6 @@ def test_which_run_and_step(tmp_path, loaded, monkeypatch):
     for place, name, replacement in (
         (manager, "load_run_config", lambda folder, args=(): loaded.config),
         (open_run, "find_folder", Path),
-        (hub, "find_folder", Path),
         (open_run, "checkpoint_steps", lambda folder: [100, 2000]),
         (open_run, "best_row", lambda *arguments: {"step": 100}),
         (checkpoint_storage, "read_table", lambda path: SimpleNamespace(state_dict_metadata=())),

@@ -12,7 +12,7 @@ from tests.helpers.sentences import refused
 from titan_tts import from_pretrained
 from titan_tts.export.exporter import safe_files
 from titan_tts.prepare.settings import AudioSettings
-from titan_tts.speak.speaker_reference import reference_settings
+from titan_tts.speak.speech_data import reference_settings
 from tools.harness.dac_vae_checkpoints import write_tiny_dac_vae
 from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.speech.codec import build_codec

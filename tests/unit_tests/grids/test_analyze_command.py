@@ -12,7 +12,7 @@ from tests.helpers.analysis_table import check_table, read_table
 from tests.helpers.benchmark_runs import BASE, combinations, report, write_grid, write_run
 from tests.helpers.pages import check_offline, table, tables
 from titan_tts import cli
-from titan_tts.grids.labels import label
+from titan_tts.grids.page import label
 from titan_tts.grids.plots import _curves, _scaling
 
 ROOT = Path(__file__).resolve().parents[3]

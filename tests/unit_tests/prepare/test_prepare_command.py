@@ -9,7 +9,7 @@ from tests.helpers.speech_corpora import write_tones
 from titan_tts import cli
 from titan_tts.prepare import pipeline, prepare_command
 from titan_tts.prepare.encode import Chunk
-from titan_tts.prepare.report import lines, summarize
+from titan_tts.prepare.pipeline import lines, summarize
 from titan_tts.prepare.settings import AudioSettings, Options
 from torchtitan.models.dit_tts import errors
 from torchtitan.models.dit_tts.config.manager import load_config

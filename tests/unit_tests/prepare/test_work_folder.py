@@ -14,7 +14,6 @@ from titan_tts.prepare import (
     encode,
     listing,
     pipeline,
-    report,
     work_folder,
 )
 from titan_tts.prepare.settings import Options
@@ -181,7 +180,7 @@ def test_a_failing_disk_makes_no_recording_corrupt(step, corpus, out, monkeypatc
 
 
 def test_a_chunk_that_lacks_samples_is_noticed(corpus, out, monkeypatch):
-    killed(monkeypatch, report, "summarize", corpus, out, **SMALL)
+    killed(monkeypatch, pipeline, "summarize", corpus, out, **SMALL)
     chunk = out.with_name("out.partial") / "chunks/train/00000002.tar"
     of_two = open_dataset(str(chunk))
     latents, reference = of_two.read(0)

@@ -9,8 +9,7 @@ from tests.helpers.row_model import CHANNELS
 from tests.helpers.sampled_run import HOP
 from titan_tts import from_pretrained
 from titan_tts.speak.blocks import AHEAD, CONTEXT, FIRST, Blocks
-from titan_tts.speak.joining import part
-from titan_tts.speak.utterance import Speech, Utterance
+from titan_tts.speak.utterance import Speech, Utterance, part
 
 
 def said(blocks, speak):

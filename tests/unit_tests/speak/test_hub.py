@@ -5,8 +5,8 @@ import torch
 
 from tests.helpers.exported_run import export
 from tests.helpers.sentences import refused
-from titan_tts.speak.hub import find_folder
 from titan_tts.speak.load_run import load_run
+from titan_tts.speak.open_run import find_folder
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from tests.helpers.exported_run import CONDITIONED, export
 from tests.helpers.sentences import refused
 from titan_tts import from_pretrained
 from titan_tts.cli import main
-from titan_tts.speak.hub import find_folder
+from titan_tts.speak.open_run import find_folder
 from titan_tts.speak.sampling_options import SamplingOptions, load_synthesizer
 from titan_tts.speak.utterance import Utterance, Voice
 from tools.harness.synthetic import make_shards

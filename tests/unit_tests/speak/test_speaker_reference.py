@@ -10,11 +10,11 @@ import torch
 
 from tests.helpers.sentences import refused
 from titan_tts.prepare.settings import AudioSettings
-from titan_tts.speak.speaker_reference import (
+from titan_tts.speak.speech_data import (
+    TrainingShards,
     encode_reference,
     reference_settings,
 )
-from titan_tts.speak.speech_data import TrainingShards
 from tools.harness.dac_vae_checkpoints import write_tiny_dac_vae
 from torchtitan.models.dit_tts.config.job_config import Data, Encoder
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard

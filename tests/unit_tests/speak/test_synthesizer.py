@@ -11,11 +11,10 @@ from tests.helpers.sampled_run import HOP
 from tests.helpers.sentences import refused
 from titan_tts import from_pretrained
 from titan_tts.speak.generate import Narrator
-from titan_tts.speak.joining import join, part
 from titan_tts.speak.long_text import clean_text, split_text
 from titan_tts.speak.request_lists import Request
 from titan_tts.speak.sampling_options import SamplingOptions
-from titan_tts.speak.utterance import Speech, Utterance, Voice
+from titan_tts.speak.utterance import Speech, Utterance, Voice, join, part
 
 
 def test_alone_as_in_a_batch(synthesizer):
