@@ -76,7 +76,7 @@ def start(folder: Path, axes: str = AXES, options: str = "", retried=()) -> Grid
 
 
 def states(run: GridRun) -> dict[str, str]:
-    return {cell.name: run.runner.record(cell)["state"] for cell in run.all}
+    return {cell.name: run.record(cell)["state"] for cell in run.all}
 
 
 def order(folder: Path) -> list[str]:

@@ -1,7 +1,7 @@
 """Analysis of one recording: detect speech, cut it into segments, transcribe and measure each segment.
 
 samples (n, channels) at any rate
-  -> mono at 16 kHz -> speech regions (speech_regions)
+  -> mono at 16 kHz -> speech regions (segments)
   -> changes of speaker (speakers) and pauses -> segments (segments)
   -> speaker embeddings (speakers), two transcripts, figures (quality)
 
@@ -16,10 +16,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from titan_tts.collect.quality import NoiseFloor, quality
-from titan_tts.collect.segments import Limits, cut
+from titan_tts.collect.segments import (
+    RATE,
+    Limits,
+    SpeechDetector,
+    cut,
+    frame_power,
+    speech_regions,
+)
 from titan_tts.collect.settings import Settings
 from titan_tts.collect.speakers import embed, sound_of, speaker_changes
-from titan_tts.collect.speech_regions import RATE, SpeechDetector, frame_power, speech_regions
 from titan_tts.prepare.processing import SILENCE_LUFS, clipped_fraction, loudness
 from torchtitan.models.dit_tts.speech.audio import resample, to_mono
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound

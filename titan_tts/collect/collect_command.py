@@ -85,8 +85,7 @@ def _work(
         settings: see `worker.collect_recording`.
     """
     from titan_tts.collect.folder import PARTIAL, is_complete
-    from titan_tts.jobs.devices import codec_devices, cores
-    from titan_tts.jobs.engines import open_engine
+    from titan_tts.jobs.engines import codec_devices, cores, open_engine
     from titan_tts.jobs.run import Job, progress, run_jobs
 
     shutil.rmtree(output / PARTIAL, ignore_errors=True)  # of killed workers

@@ -7,8 +7,7 @@ from scipy.sparse import csr_matrix, vstack
 from scipy.sparse.csgraph import connected_components
 from scipy.spatial.distance import squareform
 
-from titan_tts.collect.segments import quietest
-from titan_tts.collect.speech_regions import RATE, Span
+from titan_tts.collect.segments import RATE, Span, quietest
 from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound, SpeakerEncoder
 

@@ -44,8 +44,7 @@ def run(options: Options) -> int:
     grid = read_grid(path)
     grid.grid.gpu = options.gpu or grid.grid.gpu
     # torch takes seconds to import.
-    from titan_tts.grids.grid_run import GridRun
-    from titan_tts.grids.runner import FINAL
+    from titan_tts.grids.grid_run import FINAL, GridRun
     from titan_tts.launch.supervisor import interrupt_on_signals
 
     quiet_known_warnings()

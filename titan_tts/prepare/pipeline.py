@@ -21,8 +21,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from titan_tts.jobs.devices import codec_devices, default_workers, library_versions
-from titan_tts.jobs.engines import Runner, open_engine
+from titan_tts.jobs.engines import (
+    Runner,
+    codec_devices,
+    default_workers,
+    library_versions,
+    open_engine,
+)
 from titan_tts.jobs.run import Job, progress, run_jobs
 from titan_tts.jobs.workspace import difference
 from titan_tts.prepare import work_folder

@@ -18,7 +18,7 @@ OF_FINETUNE = "TITAN_TTS_OF_FINETUNE"
 def run(options: Options) -> int:
     find_format(options.source, options.format)  # before seconds of imports
 
-    from titan_tts.jobs.devices import LIBRARIES
+    from titan_tts.jobs.engines import LIBRARIES
 
     require_modules(*LIBRARIES, *(["swift_f0"] if options.captions else []))
     from titan_tts.prepare.pipeline import lines, prepare_corpus

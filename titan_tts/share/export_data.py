@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from titan_tts.jobs.devices import codec_devices, cores
-from titan_tts.jobs.engines import open_engine
+from titan_tts.jobs.engines import codec_devices, cores, open_engine
 from titan_tts.jobs.run import Job, progress, run_jobs
 from titan_tts.jobs.workspace import require_same, sweep, working_in
 from titan_tts.records.utterance import SPLITS

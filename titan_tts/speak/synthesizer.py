@@ -22,9 +22,8 @@ from titan_tts.speak.speech_data import (
     load_latents,
     reference_settings,
 )
-from titan_tts.speak.subtitles import Word
 from titan_tts.speak.utterance import Speech, Utterance, Voice, join, pause
-from titan_tts.speak.word_times import WordAligner, word_aligner
+from titan_tts.speak.word_times import Word, WordAligner, word_aligner
 from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.data.members import CAPTION, caption_of
 from torchtitan.models.dit_tts.errors import require, show

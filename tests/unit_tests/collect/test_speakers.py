@@ -6,8 +6,8 @@ from scipy.cluster.hierarchy import fcluster, linkage
 
 from tests.helpers.sentences import refused
 from titan_tts.collect import speakers
+from titan_tts.collect.segments import frame_power
 from titan_tts.collect.speakers import cluster, embed, speaker_changes
-from titan_tts.collect.speech_regions import frame_power
 
 RATE = 16_000
 

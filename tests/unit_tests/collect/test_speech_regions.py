@@ -8,8 +8,8 @@ import pytest
 import soundfile
 import soxr
 
-from titan_tts.collect import speech_regions as regions
-from titan_tts.collect.speech_regions import SpeechDetector, frame_power, speech_regions
+from titan_tts.collect import segments as regions
+from titan_tts.collect.segments import SpeechDetector, frame_power, speech_regions
 
 RATE, FRAME = 16_000, 512
 SPEECH = Path(__file__).parents[1] / "speech/scoring/lost_by_the_lattice.flac"

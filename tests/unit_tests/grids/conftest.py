@@ -3,7 +3,7 @@
 import pytest
 
 from tests.helpers.instant_runs import InstantRun, train
-from titan_tts.grids import runner
+from titan_tts.grids import grid_run
 
 
 @pytest.fixture
@@ -16,5 +16,5 @@ def no_training(monkeypatch):
         assert log == folder / "run.log"
         return InstantRun(train, folder)
 
-    monkeypatch.setattr(runner, "RunProcess", run)
+    monkeypatch.setattr(grid_run, "RunProcess", run)
     return given

@@ -8,7 +8,7 @@ import pytest
 from filelock import FileLock
 
 from tests.helpers.instant_runs import AXES, InstantRun, order, start, states
-from titan_tts.grids import runner
+from titan_tts.grids import grid_run
 from titan_tts.launch.supervisor import Outcome, interrupt_on_signals
 from torchtitan.models.dit_tts.errors import InputError
 
@@ -30,7 +30,7 @@ def test_a_grid_that_was_ended_continues(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             run.run("")
     assert waits == [(20 * 60, True)] * 3
-    found = [run.runner.record(cell).get("state") for cell in run.all]
+    found = [run.record(cell).get("state") for cell in run.all]
     assert found == ["completed", "completed", "preempted", None, None, None]
     assert start(tmp_path).run("") == 0
     names = [cell.name for cell in run.all]
@@ -57,7 +57,7 @@ def test_two_commands_share_a_grid(tmp_path, capsys):
         assert other.run("") == 0
     said = capsys.readouterr().out
     assert "3 completed, 3 waiting\n3 runs are in progress in another command, or remain\n" in said
-    assert {cell.axes["layout"] for cell in other.all if other.runner.record(cell)} == {"fsdp"}
+    assert {cell.axes["layout"] for cell in other.all if other.record(cell)} == {"fsdp"}
     assert one.run("") == 0 and len(order(tmp_path)) == 6
 
 
@@ -80,8 +80,8 @@ def test_an_interrupted_run_is_made_anew_once_its_process_has_ended(tmp_path, mo
     run = start(tmp_path)
     run.run("")
     folder = run.all[0].folder
-    run.runner.keep(run.all[0], Outcome("running", "", 0.0), None)
-    monkeypatch.setattr(runner.Runner, "lock_seconds", 0.1)
+    run.keep(run.all[0], Outcome("running", "", 0.0), None)
+    monkeypatch.setattr(grid_run.GridRun, "lock_seconds", 0.1)
     with FileLock(folder / "run.lock"):
         with pytest.raises(InputError, match="still runs in it"):
             start(tmp_path).run("")
@@ -91,7 +91,7 @@ def test_an_interrupted_run_is_made_anew_once_its_process_has_ended(tmp_path, mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as context:
-        context.setattr(run.runner, "keep", killed)
+        context.setattr(run, "keep", killed)
         with pytest.raises(KeyboardInterrupt):
             run.run("")
     assert {path.name for path in folder.iterdir()} == {"run.json", "run.lock"}

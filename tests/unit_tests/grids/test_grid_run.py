@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.instant_runs import order, start, states
 from titan_tts.cli import main
-from titan_tts.grids import grid_run, runner
+from titan_tts.grids import grid_run
 from titan_tts.grids.grid_file import read_grid
 from titan_tts.grids.grid_run import GridRun
 from titan_tts.launch import supervisor
@@ -48,19 +48,19 @@ def test_larger_batches_are_skipped_after_an_oom_in_every_repeat(tmp_path):
     axes = '[axes]\n"layout, debug.seed" = [["ddp", 5], ["fsdp", 2]]\nbatch = [1, 2, 4]'
     run = start(tmp_path, axes, "repeats = 2")
     assert run.run("") == 0
-    assert [run.runner.record(cell)["state"] for cell in run.all] == [
+    assert [run.record(cell)["state"] for cell in run.all] == [
         *("oom", "skipped", "skipped", "completed", "completed", "oom"),
         *("skipped", "skipped", "skipped", "completed", "completed", "skipped"),
     ]
-    assert run.runner.record(run.all[-1])["reason"] == "a batch of 4 ran out of memory"
+    assert run.record(run.all[-1])["reason"] == "a batch of 4 ran out of memory"
 
 
 def test_a_run_that_does_not_end_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "RunProcess", RunProcess)
-    monkeypatch.setattr(runner, "train_command", lambda *_, **__: ["sleep", "100"])
+    monkeypatch.setattr(grid_run, "RunProcess", RunProcess)
+    monkeypatch.setattr(grid_run, "train_command", lambda *_, **__: ["sleep", "100"])
     run = start(tmp_path, "", "timeout_minutes = 0.01")
     assert run.run("") == 1
-    record = run.runner.record(run.all[0])
+    record = run.record(run.all[0])
     assert record["state"] == "timeout" and "not completed in 0.01 minutes" in record["reason"]
 
 
@@ -70,7 +70,7 @@ def test_failures_and_refusals_do_not_end_a_grid(tmp_path, capsys):
     assert run.run("") == 1
     assert sorted(states(run).values()) == ["completed", "completed", "failed", "skipped"]
     (refused,) = [cell for cell in run.all if cell.refused]
-    assert "CUDA graphs" in run.runner.record(refused)["reason"]
+    assert "CUDA graphs" in run.record(refused)["reason"]
     assert "1 failed, 1 skipped" in capsys.readouterr().out
     again = start(tmp_path, '[axes]\nlayout = ["ddp"]\nbatch = [1, 2]\n' + extra, "", ["failed"])
     assert again.run("") == 1 and len(order(tmp_path)) == 4
@@ -104,7 +104,7 @@ def test_what_the_plan_knows_not_to_fit_is_not_tried(tmp_path, monkeypatch):
     assert any("DOES NOT FIT" in line for line in run.list())
     assert run.run("") == 0
     assert set(states(run).values()) == {"skipped"}
-    record = run.runner.record(run.all[0])
+    record = run.record(run.all[0])
     assert record["reason"].startswith("plan: it needs 90.0 GiB") and record["forecast"] == forecast
     tried = GridRun(read_grid(tmp_path / "mine.toml"), {"skipped"}, run_what_cannot_fit=True)
     assert tried.run("") == 0 and set(states(tried).values()) == {"completed"}
@@ -114,19 +114,19 @@ def test_several_nodes_need_a_job_that_has_them(tmp_path, monkeypatch, no_traini
     text = '[axes]\ngpus = [2, 4, 6]\nlayout = ["fsdp"]\nbatch = [1]'
     run = start(tmp_path, text, "gpus_per_node = 4")
     assert run.run("") == 0
-    two, four, six = (run.runner.record(cell) for cell in run.all)
+    two, four, six = (run.record(cell) for cell in run.all)
     assert (two["state"], four["state"]) == ("completed", "completed")
     assert six["reason"] == "6 GPUs are no whole number of nodes of 4"
     run = start(tmp_path, text, 'gpus_per_node = 2\nname = "nodes"')
     assert run.run("") == 0
-    assert "it needs 2 nodes" in run.runner.record(run.all[1])["reason"]
+    assert "it needs 2 nodes" in run.record(run.all[1])["reason"]
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
     again = start(tmp_path, text, 'gpus_per_node = 2\nname = "nodes"', ["skipped"])
     assert again.run("") == 0
     command = no_training[-1]
     assert command.startswith("srun --nodes 2 --ntasks 2 ")
     assert " --nproc 2 " in command and f"train {again.all[1].folder}/config.toml" in command
-    found = {cell.gpus: again.runner.record(cell) for cell in again.all}
+    found = {cell.gpus: again.record(cell) for cell in again.all}
     assert found[4]["state"] == "completed" and found[4]["factors"]["nodes"] == 2
     assert "it needs 3 nodes" in found[6]["reason"]
 
@@ -153,7 +153,7 @@ def test_the_list_comes_as_it_is_planned_and_ends_with_totals(tmp_path, monkeypa
     assert re.match(r"fastest debug on 2 GPUs: dit_\w+_bs8_.*_p2x1", other)
     # Batches 1 and 8 of 4 layouts: 35 steps of 6 s after 90 s.
     assert "by the plan: 8 runs, 0.7 hours, 1.3 GPU hours, with 90 s" in waiting
-    run.runner.keep(run.all[0], Outcome("completed", "", 900.0), None)
+    run.keep(run.all[0], Outcome("completed", "", 900.0), None)
     *_, waiting = run.list()
     assert "by the plan: 7 runs, 0.6 hours, 1.2 GPU hours" in waiting
 
@@ -165,7 +165,7 @@ def test_the_largest_batch_is_searched(tmp_path, monkeypatch):
     axes = '[axes]\nbatch = ["auto"]\n[settings]\ndebug.seed = '
     run = start(tmp_path, f"{axes}2", "repeats = 2")
     assert run.run("") == 0
-    records = [run.runner.record(cell) for cell in run.all]
+    records = [run.record(cell) for cell in run.all]
     found = [(each["factors"]["batch"], each["repeat"], each["name"][-3:]) for each in records]
     assert found == [(2, 0, "_r0"), (2, 1, "_r1")]
     assert {record["state"] for record in records} == {"completed"}
@@ -176,7 +176,7 @@ def test_the_largest_batch_is_searched(tmp_path, monkeypatch):
     seeds = '[axes]\n"debug.seed" = [3, 5, 7]\nbatch = ["auto"]'
     other = start(tmp_path, seeds, 'name = "other"')
     assert other.run("") == 1
-    failed, none, longer = (other.runner.record(cell) for cell in other.all)
+    failed, none, longer = (other.record(cell) for cell in other.all)
     assert failed["state"] == "failed" and "the trial of batch 8" in failed["reason"]
     assert none["state"] == "skipped" and none["reason"] == "not even a batch of 1 fits"
     assert (longer["state"], longer["factors"]["batch"]) == ("completed", 34)  # 40, 38, 36

@@ -2,7 +2,7 @@
 
 import pytest
 
-from titan_tts.jobs import devices as jobs_devices
+from titan_tts.jobs import engines
 
 
 @pytest.mark.parametrize(
@@ -19,12 +19,12 @@ from titan_tts.jobs import devices as jobs_devices
 )
 def test_devices_and_workers(device, engine, gpus, devices, jobs, workers, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
-    monkeypatch.setattr(jobs_devices.os, "sched_getaffinity", lambda pid: range(64))
-    assert jobs_devices.codec_devices(device, engine) == devices
-    assert jobs_devices.default_workers(jobs, devices, engine) == workers
+    monkeypatch.setattr(engines.os, "sched_getaffinity", lambda pid: range(64))
+    assert engines.codec_devices(device, engine) == devices
+    assert engines.default_workers(jobs, devices, engine) == workers
 
 
 def test_macos_which_has_no_affinity_counts_all_cores(monkeypatch):
-    monkeypatch.delattr(jobs_devices.os, "sched_getaffinity")
-    monkeypatch.setattr(jobs_devices.os, "cpu_count", lambda: 9)
-    assert jobs_devices.cores() == 9
+    monkeypatch.delattr(engines.os, "sched_getaffinity")
+    monkeypatch.setattr(engines.os, "cpu_count", lambda: 9)
+    assert engines.cores() == 9

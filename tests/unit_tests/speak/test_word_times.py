@@ -10,9 +10,8 @@ import pytest
 import soundfile
 import torch
 
-from titan_tts.speak.subtitles import Word, cues, subtitles
 from titan_tts.speak.utterance import Speech
-from titan_tts.speak.word_times import WordAligner
+from titan_tts.speak.word_times import Word, WordAligner, cues, subtitles
 from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.text.aligner import Aligner, CharacterLengths
 
