@@ -6,11 +6,12 @@ import shlex
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
 from titan_tts.collect.settings import Settings
+from titan_tts.jobs.workspace import WorkerOptions
 from titan_tts.report.words import counted
 from torchtitan.models.dit_tts.errors import check_range, require_modules, show
 from torchtitan.models.dit_tts.factories import find_factory
@@ -23,7 +24,7 @@ _MAX_CPU_WORKERS = 4  # by default: each has models of its own in memory
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(WorkerOptions):
     """Cut long recordings into segments, transcribe and measure them, and find out who speaks.
 
     It may be stopped at any time; the same command goes on, adds recordings that are new, and tries again what failed.
@@ -39,15 +40,6 @@ class Options:
 
     analyzer: str = ""
     """Your own analysis in place of all of it: package.module:factory."""
-
-    device: str = "auto"
-    """Device of the models: auto, cpu, cuda, or a list such as cuda:0,cuda:1."""
-
-    workers: int = 0
-    """Processes, each with models of its own; 0: one per GPU, or at most 4 on a CPU."""
-
-    engine: Literal["local", "ray"] = "local"
-    """Engine of the processes: this machine, or a Ray cluster whose nodes see SOURCE and OUTPUT under the same paths."""
 
     prune: bool = False
     """Leave out recordings that SOURCE does not name, such as deleted ones and those of an earlier SOURCE."""

@@ -238,11 +238,10 @@ def _corpus(corpus: Corpus, max_utterances: int) -> PromptSet:
                 f"give the output"
             )
         other = _another(near[item.speaker], item) or _another(far[item.speaker], item)
-        prompt = _prompt(item, reference=Reference((), other.text if other else ""))
-        load = partial(corpus.load, other) if other else None
-        prompts.append(
-            replace(prompt, load_recording=partial(corpus.load, item), load_reference=load)
-        )
+        reference, load = Reference((), other.text if other else ""), partial(corpus.load, item)
+        of_other = partial(corpus.load, other) if other else None
+        more: Any = {"load_recording": load, "load_reference": of_other}
+        prompts.append(_prompt(item, reference=reference, **more))
     return PromptSet(prompts, dict(corpus.left_out))
 
 

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -35,14 +36,16 @@ class Cell:
     axes: dict[str, Any]
     repeat: int
     config: JobConfig
-    content: dict[str, Any]
-    """the config as nested dictionaries"""
-
     factors: dict[str, Any]
     """of `run.factors`, and the other axes"""
 
     refused: str
     """the sentence with which training would refuse the config; empty where it starts"""
+
+    @cached_property
+    def content(self) -> dict[str, Any]:
+        """The config as nested dictionaries."""
+        return asdict(self.config)
 
     @property
     def folder(self) -> Path:
@@ -122,8 +125,7 @@ class Cells:
                 **(settings or {}),
             },
         )
-        content = asdict(config)
-        found: dict[str, Any] = dict(factors(content, gpus, options.gpus_per_node))
+        found: dict[str, Any] = dict(factors(asdict(config), gpus, options.gpus_per_node))
         refused = self._refusal(config, gpus)
         if chosen.get("batch") == AUTO:
             found["batch"] = AUTO
@@ -142,16 +144,7 @@ class Cells:
         name = _name(degrees, found, repeat if options.repeats > 1 else None) + named
         folder = folder or self.folder / name
         placed = replace(config.job, dump_folder=str(folder.parent), experiment=folder.name)
-        content["job"] |= {"dump_folder": placed.dump_folder, "experiment": placed.experiment}
-        return Cell(
-            name=name,
-            axes=axes,
-            repeat=repeat,
-            config=replace(config, job=placed),
-            content=content,
-            factors=found,
-            refused=refused,
-        )
+        return Cell(name, axes, repeat, replace(config, job=placed), found, refused)
 
     def _refusal(self, config: JobConfig, gpus: int) -> str:
         """The sentence with which training would refuse a config; empty where it starts."""

@@ -1,12 +1,29 @@
-"""The folder in which a command does its jobs: a lock, and the settings of the work."""
+"""Options of commands that do many jobs, and the folder in which they do them: a lock, and the state of the work."""
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import held
+from torchtitan.models.dit_tts.bounded import read_json
+from torchtitan.models.dit_tts.errors import InputError, require
+from torchtitan.models.dit_tts.files import held, write_atomic
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerOptions:
+    """Where jobs are done."""
+
+    device: str = "auto"
+    """Device of the models: auto, cpu, cuda, or a list such as cuda:0,cuda:1."""
+
+    workers: int = 0
+    """Processes; 0 chooses from work, cores and GPUs."""
+
+    engine: Literal["local", "ray"] = "local"
+    """Engine of the processes: this machine, or a Ray cluster whose nodes see all files under the same paths."""
 
 
 @contextmanager
@@ -70,3 +87,20 @@ def require_same(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any], r
     """Refuses to go on with work that was begun with other settings."""
     if changed := difference(old, new):
         raise InputError(f"{folder}: was begun with other settings ({changed}); {remedy}")
+
+
+def begin(
+    folder: Path,
+    name: str,
+    state: Mapping[str, Any],
+    remedy: str,
+    compared: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict,
+) -> None:
+    """Writes the state of new work to the file `name`, or finds that of the same work; work of another state is refused, as is
+    a folder of something else. `compared`: what counts of a state, under names for a user."""
+    sweep(folder)
+    if earlier := read_json(folder / name):
+        require_same(folder, compared(earlier), compared(state), remedy)
+    else:
+        require(not any(folder.iterdir()), f"{folder}: has files and no {name}; {remedy}")
+        write_atomic(folder / name, json.dumps(state, indent=1) + "\n")

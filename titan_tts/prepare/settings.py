@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
-from titan_tts.jobs.workspace import flat
+from titan_tts.jobs.workspace import WorkerOptions, flat
 from titan_tts.records.columns import Columns
 from torchtitan.models.dit_tts.errors import InputError, require
 
@@ -51,7 +51,7 @@ class AudioSettings:
 
 
 @dataclass(frozen=True)
-class Options(Columns):
+class Options(Columns, WorkerOptions):
     """Encode audio and text into shards of latents."""
 
     source: Annotated[Positional[str], arg(metavar="SOURCE")]
@@ -85,15 +85,6 @@ class Options(Columns):
 
     encoder: str = ""
     """The [encoder] model to train with: texts that phones:LANGUAGE cannot read are refused before the audio is encoded."""
-
-    device: str = "auto"
-    """Device of the codec: auto, cpu, cuda, or a list such as cuda:0,cuda:1."""
-
-    workers: int = 0
-    """Processes; 0 chooses from cores and work."""
-
-    engine: Literal["local", "ray"] = "local"
-    """Engine of the processes: this machine, or a Ray cluster."""
 
     chunk_items: int = 64
     """Recordings that a process encodes at once; a killed run loses at most that many."""

@@ -13,16 +13,17 @@ Every file appears complete or not at all. The last steps are: prepare.json is w
 and what is not the output's is removed from it. The next run after a kill does what is missing of them.
 """
 
-import json
 import shutil
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from titan_tts.jobs.workspace import require_same, sweep, working_in
+from titan_tts.jobs import workspace
 from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.files import check_writable, sync_folder, write_atomic
+from torchtitan.models.dit_tts.files import check_writable, sync_folder
 
 RECORD_NAME, STATE_NAME = "prepare.json", "state.json"
 # Changes with the record and with the processing of recordings: work of another version is not continued.
@@ -37,7 +38,9 @@ def working_in_partial(output: Path) -> AbstractContextManager[Path]:
     """The work folder of an output, made if absent, for this process alone; an empty one is removed."""
     check_writable(output / RECORD_NAME, "OUTPUT")
     folder = output.with_name(output.name + ".partial")
-    return working_in(folder, output.with_name(f".{output.name}.lock"), "prepare", "OUTPUT")
+    return workspace.working_in(
+        folder, output.with_name(f".{output.name}.lock"), "prepare", "OUTPUT"
+    )
 
 
 def read_record(output: Path) -> dict[str, Any] | None:
@@ -59,17 +62,11 @@ def has_all_shards(output: Path, record: dict[str, Any]) -> bool:
 
 def begin(folder: Path, state: dict[str, Any]) -> None:
     """Set the work folder up for `state`, or find it set up; the work of another state is refused."""
-    if earlier := read_json(folder / STATE_NAME):
-        compared = _compared(earlier, state), _compared(state, state)
-        require_same(folder, *compared, "remove the folder, or give another OUTPUT")
-    elif not is_empty(folder):
-        raise InputError(
-            f"{folder}: has no {STATE_NAME}; remove the folder, or give another OUTPUT"
-        )
-    write_atomic(folder / STATE_NAME, json.dumps(state))
+    remedy = "remove the folder, or give another OUTPUT"
+    workspace.begin(folder, STATE_NAME, state, remedy, partial(_compared, now=state))
 
 
-def _compared(state: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+def _compared(state: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """All on which the samples may depend, under names for a user."""
     same = state.get("source_digest") == now["source_digest"]
     versions = state.get("versions", {}) | {"prepare": state.get("version")}
@@ -90,7 +87,7 @@ def remove_scratch(folder: Path) -> None:
 
 def finish(folder: Path, output: Path) -> None:
     """Rename a complete work folder to the output, which is absent or empty."""
-    sweep(folder)
+    workspace.sweep(folder)
     if not is_empty(output):
         raise InputError(
             f"{output}: was created meanwhile, so it is not replaced; move it away and start again, the work is kept in "

@@ -16,7 +16,7 @@ import numpy as np
 
 from titan_tts.jobs.engines import codec_devices, cores, open_engine
 from titan_tts.jobs.run import Job, progress, run_jobs
-from titan_tts.jobs.workspace import require_same, sweep, working_in
+from titan_tts.jobs.workspace import begin, working_in
 from titan_tts.records.utterance import SPLITS
 from titan_tts.share.export_shard import open_shards
 from titan_tts.share.options import Options
@@ -56,7 +56,7 @@ def _export(options: Options, out: Path) -> str:
         codec = _codec_of(options, "cpu" if options.engine == "ray" else devices[0]).name
         state["audio"] = audio = options.audio
         files = {name: f"{name.replace('/', '-')}.tar" for name in shards}
-    _begin(out, state)
+    begin(out, STATE_NAME, state, "give a new OUT, or remove this one")
     splits = [os.path.dirname(name) for name in shards]
     samples = np.bincount(dataset.shard, minlength=len(shards))
     jobs = [
@@ -114,17 +114,6 @@ def _codec_of(options: Options, device: str) -> Codec:
     codec = build_codec(name, device)
     check_codec(codec, options.data)
     return codec
-
-
-def _begin(out: Path, state: dict[str, Any]) -> None:
-    """Makes the folder of a new export, or finds one of the same."""
-    sweep(out)
-    if not any(out.iterdir()):
-        write_atomic(out / STATE_NAME, json.dumps(state, indent=1) + "\n")
-    found = read_json(out / STATE_NAME)
-    if not found:
-        raise InputError(f"OUT = {out} holds no export; give a new folder")
-    require_same(out, found, state, "give a new OUT, or remove this one")
 
 
 def card(

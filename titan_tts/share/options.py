@@ -5,9 +5,11 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from titan_tts.jobs.workspace import WorkerOptions
+
 
 @dataclass(frozen=True)
-class Options:
+class Options(WorkerOptions):
     """Write shards as Parquet files for other tools, or as tars of compressed audio."""
 
     data: Annotated[Positional[str], arg(metavar="DATA")]
@@ -24,12 +26,3 @@ class Options:
 
     codec: str = ""
     """Codec that decodes for audio tars; empty: the one in prepare.json."""
-
-    device: str = "auto"
-    """Device of the codec: auto, cpu, cuda, or a list such as cuda:0,cuda:1."""
-
-    workers: int = 0
-    """Processes; 0: one per core or GPU."""
-
-    engine: Literal["local", "ray"] = "local"
-    """Engine of the processes: this machine, or a Ray cluster whose nodes see DATA and OUT under the same paths."""

@@ -130,7 +130,7 @@ def test_killed_in_the_last_steps(corpus, out, monkeypatch):
     assert prepare(corpus, out, **SMALL)["reused"] is True
     assert sorted(os.listdir(out)) == OUTPUT_NAMES and not (out / "train/.x.tmp").exists()
     out.rename(partial)
-    with pytest.raises(InputError, match="partial: has no state.json; remove the folder"):
+    with pytest.raises(InputError, match="partial: has files and no state.json; remove"):
         prepare(corpus, out, **SMALL)
 
 

@@ -168,7 +168,7 @@ def test_a_stopped_export_is_continued_and_mixes_with_no_other(
     assert main([*sounds, "--audio=flac"]) == 0 and main([*sounds, "--audio=mp3"]) == 2
     assert "audio was 'flac', is 'mp3')" in capsys.readouterr().err
     assert main(["data", "export", str(prepared), str(prepared), "--to=parquet"]) == 2
-    assert "holds no export" in capsys.readouterr().err
+    assert "has files and no export.json; give a new OUT" in capsys.readouterr().err
 
 
 def front_matter(folder):
