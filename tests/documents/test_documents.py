@@ -16,8 +16,7 @@ import soundfile
 from tests.documents import commands, world
 from tests.documents.pages import blocks, documents
 from tests.helpers.collected import write_collected
-from titan_tts.annotate.desk import Desk
-from titan_tts.annotate.segments import read_segments
+from titan_tts.annotate.segments import Desk, read_segments
 from torchtitan.models.dit_tts.files import JsonLines
 
 pytestmark = pytest.mark.documents

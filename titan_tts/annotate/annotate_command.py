@@ -10,7 +10,7 @@ import tyro
 from torchtitan.models.dit_tts.errors import InputError, check_range, require, require_modules, show
 
 if TYPE_CHECKING:
-    from titan_tts.annotate.desk import Desk
+    from titan_tts.annotate.segments import Desk
 
 
 @dataclass(kw_only=True)
@@ -41,8 +41,7 @@ def run(options: Options) -> int:
     check_range("--port", options.port, 0, 2**16 - 1)
     tokens = list(filter(None, map(str.strip, options.tokens.split(","))))
     require(len(tokens) <= 9, f"--tokens = {options.tokens}: keys are 1 to 9; leave some out")
-    from titan_tts.annotate.desk import Desk
-    from titan_tts.annotate.segments import read_segments, write_annotated
+    from titan_tts.annotate.segments import Desk, read_segments, write_annotated
     from titan_tts.annotate.store import database_path
     from titan_tts.collect.collection import COLLECTION_NAME
     from titan_tts.collect.folder import RECORD_NAME

@@ -11,8 +11,7 @@ from fastapi import FastAPI
 from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, field_validator
 
-from titan_tts.annotate.desk import Desk
-from titan_tts.annotate.segments import Segment, load_audio
+from titan_tts.annotate.segments import Desk, Segment, load_audio
 from titan_tts.annotate.store import Edit
 from titan_tts.records.json_lines import is_utf8
 from titan_tts.report.page import STYLE

@@ -11,8 +11,7 @@ from tests.helpers.sentences import refused
 from titan_tts.annotate import annotate_command
 from titan_tts.annotate.annotate_command import Options
 from titan_tts.annotate.app import differences
-from titan_tts.annotate.desk import Desk
-from titan_tts.annotate.segments import read_segments, write_annotated
+from titan_tts.annotate.segments import Desk, read_segments, write_annotated
 from titan_tts.annotate.store import annotations, database_path
 from titan_tts.collect.collection import write_collection
 

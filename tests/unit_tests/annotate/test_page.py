@@ -18,8 +18,7 @@ import soundfile
 from tests.helpers.browser import tab
 from tests.helpers.collected import segment_id, write_collected, write_list
 from tests.helpers.hosts import status_of
-from titan_tts.annotate.desk import Desk
-from titan_tts.annotate.segments import read_segments
+from titan_tts.annotate.segments import Desk, read_segments
 from titan_tts.annotate.store import annotations, database_path
 from titan_tts.cli import main
 from tools.harness.forked import start_titan_tts

@@ -11,8 +11,14 @@ from safetensors.torch import load_file, save_file
 from tests.helpers.hostile_files import link, put
 from tests.helpers.sentences import refused
 from tests.helpers.small_models import full_inputs, random_model, small_args
-from titan_tts.speak import peft_adapters
-from titan_tts.speak.adapters import CONFIG, WEIGHTS, Adapters, write_adapter
+from titan_tts.speak.adapters import (
+    CONFIG,
+    PEFT_CONFIG,
+    PEFT_WEIGHTS,
+    WEIGHTS,
+    Adapters,
+    write_adapter,
+)
 from torchtitan.models.dit_tts.config.job_config import Lora
 from torchtitan.models.dit_tts.infra.adapters import add_adapter, is_trained
 from torchtitan.models.dit_tts.run.manifest import MANIFEST, write_manifest
@@ -199,11 +205,11 @@ def test_we_load_what_peft_saved(base, tmp_path, settings):
 
 
 def config(**entries):
-    return changed_json(peft_adapters.CONFIG, lambda content: content | entries)
+    return changed_json(PEFT_CONFIG, lambda content: content | entries)
 
 
 def weights(change):
-    return changed_values(change, peft_adapters.WEIGHTS)
+    return changed_values(change, PEFT_WEIGHTS)
 
 
 def nothing(folder):
@@ -217,11 +223,11 @@ REFUSED = {
     "magnitudes": (nothing, {"use_dora": True}, "lora_magnitude_vector"),
     "other layers": (nothing, {"target_modules": ["adaln.up"]}, "not an update of a proj"),
     "a pattern": (config(alpha_pattern={"q.*": 3}), {}, "alpha_pattern names 'q.*'"),
-    "no alpha": (config(lora_alpha=None), {}, peft_adapters.CONFIG),
-    "a list": (lambda f: (f / peft_adapters.CONFIG).write_text("[]"), {}, peft_adapters.CONFIG),
-    "alpha of text": (config(alpha_pattern={"down": "x"}), {}, peft_adapters.WEIGHTS),
+    "no alpha": (config(lora_alpha=None), {}, PEFT_CONFIG),
+    "a list": (lambda f: (f / PEFT_CONFIG).write_text("[]"), {}, PEFT_CONFIG),
+    "alpha of text": (config(alpha_pattern={"down": "x"}), {}, PEFT_WEIGHTS),
     "infinite": (config(lora_alpha=1e300), {}, "infinite"),
-    "empty": (weights(lambda found, name: {}), {}, peft_adapters.WEIGHTS),
+    "empty": (weights(lambda found, name: {}), {}, PEFT_WEIGHTS),
     "half": (weights(lambda found, name: {n: found[n] for n in found if n != name}), {}, "lacks"),
     "shape": (weights(lambda f, n: f | {n: f[n][:1].clone()}), {}, "do not fit the model"),
     "a huge rank": (
