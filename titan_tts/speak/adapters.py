@@ -1,24 +1,20 @@
 """Adapters ([lora] of a run's config): read from a run's checkpoint or from an exported folder, and added to the
 weights that they are for.
 
-    adapter.safetensors    its parameters under the run's names
-    adapter.json           format, version, its [lora] section, the base that it is for, step and weights
-    manifest.json          size and XXH3 of both
-
-Beside them lie those of Hugging Face's PEFT, for other programs:
+An exported adapter is one of Hugging Face's PEFT, with two files more:
 
     adapter_config.json          rank, alpha, and the layers by a regular expression
     adapter_model.safetensors    base_model.model.LAYER.lora_A.weight (rank, in) and .lora_B.weight (out, rank)
+    adapter.json                 format, version, the base that it is for, step and weights
+    manifest.json                size and XXH3 of the others
 
-PEFT has one update for each layer. Layers of fused matrices fit: `whole_updates` and `from_whole_updates` of
-`infra/adapters.py` convert without loss.
+PEFT has one update for each layer. Layers of fused matrices fit: `whole_updates` of `infra/adapters.py`.
 """
 
 import json
 import math
 import re
 import warnings
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +23,10 @@ from torch import nn
 
 from torchtitan.models.dit_tts.bounded import read_json_file, read_weights
 from torchtitan.models.dit_tts.config.job_config import Lora
-from torchtitan.models.dit_tts.config.keys import check_numbers
-from torchtitan.models.dit_tts.config.manager import config_from_dict
 from torchtitan.models.dit_tts.errors import InputError, reading, require
 from torchtitan.models.dit_tts.files import save_weights, write_atomic
 from torchtitan.models.dit_tts.infra.adapters import (
     adapter_shapes,
-    from_whole_updates,
     is_trained,
     merge,
     whole_updates,
@@ -42,7 +35,7 @@ from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights
 from torchtitan.models.dit_tts.run.manifest import MANIFEST, verify_files, write_manifest
 from torchtitan.models.dit_tts.run.resume_rules import adapter_base
 
-CONFIG, WEIGHTS = "adapter.json", "adapter.safetensors"
+CONFIG = "adapter.json"
 _FORMAT, _VERSION = "titan-tts adapter", 1
 PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -57,7 +50,10 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 """Values of settings under which an update is scale · B A, and nothing else is changed"""
 
 Values = dict[str, torch.Tensor]
-"""Parameters of an adapter by name"""
+"""Parameters of a run's adapter by name"""
+
+Updates = dict[str, tuple[torch.Tensor, torch.Tensor]]
+"""Layer -> A (rank, in) and B (out, rank): B A is added to its weight"""
 
 
 def read_tensors(state: dict[str, Any], path: Path) -> None:
@@ -86,36 +82,28 @@ def write_adapter(
 ) -> None:
     """Writes an adapter's folder. `base`: the weights that it is for; `about`: further entries of adapter.json; `model`:
     one of the base's layers, whatever its weights."""
-    save_weights({name: value.contiguous() for name, value in values.items()}, folder / WEIGHTS)
-    content = {"format": _FORMAT, "version": _VERSION, "lora": asdict(options)}
-    content |= adapter_base(base) | about
+    content = {"format": _FORMAT, "version": _VERSION} | adapter_base(base) | about
     write_atomic(folder / CONFIG, json.dumps(content, indent=1) + "\n")
     write_peft(folder, options, values, model, base.name)
-    files = CONFIG, WEIGHTS, PEFT_CONFIG, PEFT_WEIGHTS
-    write_manifest(folder, files, {})
+    write_manifest(folder, (CONFIG, PEFT_CONFIG, PEFT_WEIGHTS), {})
 
 
-def open_adapter(folder: Path, base: Path) -> tuple[Lora, Values]:
-    """An adapter that `titan-tts export --adapter` wrote for the exported folder `base`."""
+def check_exported(folder: Path, base: Path) -> None:
+    """Raises InputError where a folder of `titan-tts export --adapter` has changed, or is for other weights than those of
+    the exported folder `base`."""
     path, again = folder / CONFIG, "export the adapter again"
-    for name in (CONFIG, WEIGHTS, MANIFEST):
-        has_it = f"{folder} is not an adapter of titan-tts export --adapter: it has no file {name}; {again}"
-        require((folder / name).is_file(), has_it)
+    for name in (CONFIG, MANIFEST):
+        require((folder / name).is_file(), f"{folder}: has no file {name}; {again}")
     with reading(path, again):
         content = read_json_file(path)
-        known, given = (content["format"], content["version"]), content["lora"]
+        known = content["format"], content["version"]
     require(known == (_FORMAT, _VERSION), f"{path} is not of version {_VERSION}; {again}")
-    if problem := verify_files(folder, needed=(CONFIG, WEIGHTS)):
+    if problem := verify_files(folder, needed=(CONFIG, PEFT_CONFIG, PEFT_WEIGHTS)):
         raise InputError(f"{problem}; copy the adapter again, or {again}")
-    options = config_from_dict({"lora": given}, str(path)).lora
-    check_numbers(options, "lora")
-    require(options.rank > 0, f"{path}: rank = 0; {again}")
     require(
         all(content.get(key) == value for key, value in adapter_base(base).items()),
         f"{folder} is an adapter of other weights than {base}; give the exported folder that it was trained over",
     )
-    with reading(folder / WEIGHTS, again):
-        return options, read_weights(folder / WEIGHTS)[0]
 
 
 def add_adapter_to(model: nn.Module, options: Lora, values: Values) -> None:
@@ -129,6 +117,10 @@ def add_adapter_to(model: nn.Module, options: Lora, values: Values) -> None:
             f"the adapter does not fit the model: {name} is {found}, but of rank {options.rank} it is {needed}",
         )
     merge(model, values, options.alpha / options.rank)
+    _check_finite(model)
+
+
+def _check_finite(model: nn.Module) -> None:
     finite = all(each.weight.isfinite().all() for each in matmul_weights(model))
     require(finite, "the adapter makes weights of the model infinite; export the adapter again")
 
@@ -139,21 +131,29 @@ class Adapters:
 
     def __init__(self, model: nn.Module, base: Path):
         self._model, self._base = model, base
-        self._opened: dict[str, tuple[Lora, Values]] = {}
+        self._opened: dict[str, Updates] = {}
         self._plain: dict[nn.Linear, torch.Tensor] = {}
         self._present: str | None = ""  # None: the weights of no whole adapter
 
     def open(self, name: str, folder: Path) -> None:
         """Reads an adapter, ours or one that PEFT saved, in place of one of this name."""
-        of_peft = (folder / PEFT_CONFIG).is_file() and not (folder / CONFIG).exists()
-        opened = read_peft(folder, self._model) if of_peft else open_adapter(folder, self._base)
+        if (folder / CONFIG).exists():
+            check_exported(folder, self._base)
+        updates = read_peft(folder, self._model)
         self.use("")
         if not self._plain:
             linears = matmul_weights(self._model)
             self._plain = {each: each.weight.detach().clone() for each in linears}
         self._present = None
-        add_adapter_to(self._model, *opened)
-        self._opened[name], self._present = opened, name
+        self._add(updates)
+        _check_finite(self._model)
+        self._opened[name], self._present = updates, name
+
+    @torch.no_grad()
+    def _add(self, updates: Updates) -> None:
+        for name, (a, b) in updates.items():
+            weight = self._model.get_parameter(f"{name}.weight")
+            weight.copy_(weight + (b.to(weight.device) @ a.to(weight.device)))
 
     @torch.no_grad()
     def use(self, name: str) -> None:
@@ -164,8 +164,7 @@ class Adapters:
         for linear, weight in self._plain.items():
             linear.weight.copy_(weight)
         if name:
-            options, values = self._opened[name]
-            merge(self._model, values, options.alpha / options.rank)
+            self._add(self._opened[name])
         self._present = name
 
 
@@ -198,15 +197,12 @@ def write_peft(folder: Path, options: Lora, values: Values, model: nn.Module, ba
     write_atomic(folder / PEFT_CONFIG, json.dumps(content, indent=1) + "\n")
 
 
-def read_peft(folder: Path, model: nn.Module) -> tuple[Lora, Values]:
-    """An adapter that PEFT saved, for `model`: as if our own had been trained. Raises InputError where its settings mean
-    more than low-rank updates of the layers that ours have."""
-    path, what = (
-        folder / PEFT_CONFIG,
-        "save a LoRA adapter of plain settings by PEFT's save_pretrained",
-    )
-    with reading(path, what):
-        config = read_json_file(path)
+def read_peft(folder: Path, model: nn.Module) -> Updates:
+    """An adapter for `model` in PEFT's files. Raises InputError where its settings mean more than low-rank updates of the
+    layers that ours have."""
+    what = "save a LoRA adapter of plain settings by PEFT's save_pretrained"
+    with reading(folder / PEFT_CONFIG, what):
+        config = read_json_file(folder / PEFT_CONFIG)
         for key, allowed in _PLAIN.items():
             if config.get(key, allowed[0]) not in allowed:
                 raise ValueError(f"{key} = {config[key]!r} is not supported")
@@ -221,13 +217,9 @@ def read_peft(folder: Path, model: nn.Module) -> tuple[Lora, Values]:
             if f"{name}.lora_a" not in shapes:
                 raise ValueError(f"{key} is not an update of a projection of the decoder")
             a, b = (tensors[f"{_PREFIX}{name}.lora_{letter}.weight"] for letter in "AB")
-            width, out = shapes[f"{name}.lora_a"][1], shapes[f"{name}.lora_b"][0]
-            rank = len(a)
-            if (
-                a.shape != (rank, width)
-                or b.shape != (out, rank)
-                or not 0 < rank <= max(width, out)
-            ):
+            rank, width, out = len(a), shapes[f"{name}.lora_a"][1], shapes[f"{name}.lora_b"][0]
+            fits = (a.shape, b.shape) == ((rank, width), (out, rank))
+            if not fits or not 0 < rank <= max(width, out):
                 raise ValueError(
                     f"{name}: shapes {tuple(a.shape)} and {tuple(b.shape)} do not fit the model"
                 )
@@ -240,6 +232,6 @@ def read_peft(folder: Path, model: nn.Module) -> tuple[Lora, Values]:
             raise ValueError(
                 f"alpha_pattern names {left[0]!r}, which is the end of no layer's name"
             )
-        values = from_whole_updates(model, updates)
-    rank = max(len(a) for a, _ in updates.values())
-    return Lora(rank, alpha=rank), values
+        if not updates:
+            raise ValueError("it has no update")
+    return updates

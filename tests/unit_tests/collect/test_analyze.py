@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.sentences import refused
-from titan_tts.collect import analyze, transcripts
+from titan_tts.collect import analyze
 from titan_tts.collect.analyze import Analyzer, Segment
 from titan_tts.collect.settings import Settings
 
@@ -36,7 +36,7 @@ def settings(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "known_models", raising=False)
     monkeypatch.setattr(analyze, "SpeechDetector", Loud)
-    monkeypatch.setattr(transcripts, "_BATCH", 2)
+    monkeypatch.setattr(analyze, "_BATCH", 2)
     return Settings(
         recognizer="known_models:Hears:a",
         verbatim_recognizer="known_models:Hears:the",

@@ -113,18 +113,3 @@ def whole_updates(
         wide = b.unflatten(0, (-1, parts, rows))[..., None, :] * own
         found[name] = a, wide.flatten(0, 2).flatten(1)
     return found
-
-
-def from_whole_updates(
-    model: nn.Module, updates: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
-) -> dict[str, torch.Tensor]:
-    """`values` of `merge`, of one rank, for updates B A of layers by full names, of any ranks: the matrices that are
-    fused have the same A. A layer without an update gets zeros."""
-    rank, values = max(len(a) for a, _ in updates.values()), {}
-    for name, layer, parts, _ in _layers(model):
-        out, width = layer.weight.shape
-        a, b = updates.get(name, (torch.zeros(0, width), torch.zeros(out, 0)))
-        missing = rank - len(a)
-        values[f"{name}.{_A}"] = F.pad(a, (0, 0, 0, missing)).repeat(parts, 1)
-        values[f"{name}.{_B}"] = F.pad(b, (0, missing))
-    return values
