@@ -38,7 +38,8 @@ def run(options: Options) -> int:
     require_modules("matplotlib")
     out = Path(options.out or Path(options.runs[0]) / "analysis").expanduser().absolute()
     check_page(out / PAGE, "--out", GENERATOR)
-    from titan_tts.grids.page import analysis_page, draw_all
+    from titan_tts.grids.page import analysis_page
+    from titan_tts.grids.plots import draw_all
     from titan_tts.grids.runs import find_runs
 
     content = analyse(find_runs(options.runs))
@@ -81,7 +82,7 @@ def analyse(runs: Sequence["Run"]) -> dict[str, Any]:
 
 def _write(out: Path, content: dict[str, Any], plots: dict[str, dict[str, Any]]) -> None:
     """Writes summary.csv and the plots, and removes an earlier analysis's plots."""
-    from titan_tts.grids.page import PLOTS
+    from titan_tts.grids.plots import PLOTS
 
     table = io.StringIO()
     writer = csv.DictWriter(table, content["all"][0].keys(), lineterminator="\n")

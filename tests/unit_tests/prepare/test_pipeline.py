@@ -17,7 +17,7 @@ from pyarrow import parquet
 from tests.helpers import speech_corpora as corpora
 from tests.helpers.speech_corpora import AS_IS, prepare, tone
 from tests.helpers.tars import write_tar
-from titan_tts.prepare import audio_reader, encode, pipeline, report
+from titan_tts.prepare import audio_reader, encode, pipeline
 from titan_tts.prepare.processing import REASONS
 from titan_tts.prepare.settings import AudioSettings
 from tools.harness.http_server import FolderServer
@@ -158,7 +158,7 @@ def test_triplets_and_references(corpus, tmp_path):
         content = (tmp_path / "out" / name).read_bytes()
         assert shard["sha256"] == hashlib.sha256(content).hexdigest()
         assert shard["bytes"] == len(content) and (tmp_path / "out" / f"{name}.idx").exists()
-    assert "no other recording: 1 (12.5%)" in "\n".join(report.lines(summary))
+    assert "no other recording: 1 (12.5%)" in "\n".join(pipeline.lines(summary))
     none = prepare(corpus, tmp_path / "none", **options, references=0)["summary"]["train"]
     assert (none["without_reference"], none["frames"]) == (8, sum(frames))
     for key, sample in read_shards(tmp_path / "none/train").items():
@@ -282,7 +282,7 @@ def test_every_reason_is_counted(tmp_path):
     assert summary["dropped"] == dict.fromkeys(sorted(REASONS), 1) | {"undecodable": 2}
     assert summary["train"]["samples"] == 2
     assert [key for key, _ in summary["problems"]] == ["no_text", "undecodable"]
-    assert "  too_long: 1, 0.1 minutes (above --max-seconds): too_long" in report.lines(summary)
+    assert "  too_long: 1, 0.1 minutes (above --max-seconds): too_long" in pipeline.lines(summary)
     settings |= {"audio": replace(filters, min_seconds=9, max_seconds=10)}
     with pytest.raises(InputError, match="no recording is left for train.*'too_short'"):
         prepare(source, tmp_path / "none", **settings, max_corrupt_fraction=0.2)
