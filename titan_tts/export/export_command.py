@@ -1,17 +1,12 @@
 """`titan-tts export`: writes a trained model to a folder that needs neither the run nor its data."""
 
-from pathlib import Path
-
 from titan_tts.export.options import Options
-from torchtitan.models.dit_tts.errors import InputError, require, show
-from torchtitan.models.dit_tts.files import check_writable
+from torchtitan.models.dit_tts.errors import require, show
+from torchtitan.models.dit_tts.files import new_folder_path
 
 
 def run(options: Options) -> int:
-    out = Path(options.out).resolve()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"OUT = {out} exists already; give a new folder")
-    check_writable(out / "config.json", "OUT")
+    out = new_folder_path(options.out, "OUT")
     require(options.onnx or options.dtype != "int8", "--dtype = int8 is for --onnx; add that")
     licensed = options.license != Options.license  # in the model card
     if options.onnx:

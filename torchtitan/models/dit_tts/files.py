@@ -194,6 +194,15 @@ def check_writable(path: str | os.PathLike, option: str) -> None:
         raise InputError(f"{option} = {path} cannot be written; give another path")
 
 
+def new_folder_path(path: str | os.PathLike, option: str) -> Path:
+    """The absolute path of a folder that is absent or empty and can be written. Raises InputError if it is not."""
+    folder = Path(path).resolve()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{option} = {folder} exists already; give a new folder")
+    check_writable(folder / "file", option)
+    return folder
+
+
 def require_hub() -> None:
     """Asks once whether the Hugging Face hub is there: its client asks six times for each file, with a line
     on the terminal for each.
