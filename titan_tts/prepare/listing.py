@@ -30,6 +30,7 @@ from torchtitan.models.dit_tts.text.vocabulary import language_of
 
 ITEMS_NAME, STARTS_NAME, PLAN_NAME = "items.jsonl", "chunk_starts.npy", "plan.json"
 SHOWN_PROBLEMS = 20
+_KEPT_NAMES = 50  # of the recordings that are left out for a reason
 
 
 @dataclass
@@ -49,9 +50,9 @@ class Plan:
 
 
 def add_names(to: dict[str, list[str]], more: dict[str, list[str]]) -> None:
-    """Reason -> names of recordings; SHOWN_PROBLEMS of each are kept."""
+    """Reason -> names of recordings; the first of each are kept."""
     for reason, names in more.items():
-        to[reason] = [*to.get(reason, []), *names][:SHOWN_PROBLEMS]
+        to[reason] = [*to.get(reason, []), *names][:_KEPT_NAMES]
 
 
 def list_items(reader: Reader) -> Iterator[tuple[Utterance | Unusable, int, int]]:

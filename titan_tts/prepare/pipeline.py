@@ -52,8 +52,6 @@ from torchtitan.models.dit_tts.errors import InputError, require, show, without_
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.speech.codec import build_codec, codec_kind
 
-_SHOWN_NAMES = 5  # of the recordings that are left out for a reason
-
 
 def prepare_corpus(options: Options) -> dict[str, Any]:
     """Prepare a corpus; returns the record that prepare.json holds.
@@ -264,9 +262,14 @@ def lines(summary: dict[str, Any]) -> list[str]:
         out.append(left_out_words("recordings", (total, samples + total), (lost, everything), ()))
         for name, count in summary["dropped"].items():
             minutes = f", {seconds[name] / 60:.1f} minutes" if seconds.get(name) else ""
-            names = summary.get("dropped_names", {}).get(name, [])[:_SHOWN_NAMES]
+            names = summary.get("dropped_names", {}).get(name, [])
             shown = f": {', '.join(names)}{', ...' if count > len(names) else ''}" if names else ""
             out.append(without_secrets(f"  {name}: {count}{minutes} ({REASONS[name]}){shown}"))
+        if too_long := seconds.get("too_long"):
+            out.append(
+                f"  {too_long / everything:.0%} of the speech is too long: cut it at pauses, each part with its own text "
+                "(titan-tts collect cuts and writes down, by a recognizer)"
+            )
     if summary["problems"]:
         out.append("the first corrupt recordings:")
         out += [without_secrets(f"  {key}: {sentence}") for key, sentence in summary["problems"]]
