@@ -80,7 +80,7 @@ def prepare_corpus(options: Options) -> dict[str, Any]:
         "source_digest": source_digest(reader),
     }
     with work_folder.working_in_partial(output) as folder:
-        if record := _reusable(output, state):
+        if record := _reusable(output, state, reader):
             work_folder.remove_scratch(output)  # which a kill has left
             return record | {"reused": True}
         work_folder.begin(folder, state)
@@ -97,7 +97,7 @@ def prepare_corpus(options: Options) -> dict[str, Any]:
     return record | {"reused": False}
 
 
-def _reusable(output: Path, state: dict[str, Any]) -> dict[str, Any] | None:
+def _reusable(output: Path, state: dict[str, Any], reader: Reader) -> dict[str, Any] | None:
     """The record of an output that is complete and up to date; None where there is no output."""
     if work_folder.is_empty(output):
         return None
@@ -111,7 +111,13 @@ def _reusable(output: Path, state: dict[str, Any]) -> dict[str, Any] | None:
     elif not work_folder.has_all_shards(output, record):
         why = "lacks shards that it had, or has changed ones"
     elif record["source_digest"] != state["source_digest"]:
-        why = "was made from other recordings, or the source's files have changed since"
+        made = (output / work_folder.RECORD_NAME).stat().st_mtime
+        lists = [path for path in reader.files().values() if os.path.isfile(path)]
+        newer = [f" ({path} is newer)" for path in lists if os.path.getmtime(path) > made]
+        why = (
+            f"was made from other recordings or texts, or the source's files have changed since{''.join(newer[:1])}; "
+            "corrected texts, too, need a new folder, of finetune a new OUT"
+        )
     else:
         return record
     raise InputError(f"{output}: {why}; give another output folder, or remove this one")

@@ -78,8 +78,11 @@ def test_second_run_does_nothing_and_a_change_is_refused(corpus, out, monkeypatc
         prepare(corpus, out, **OTHER)
     assert shards(out) == before and sorted(os.listdir(out)) == OUTPUT_NAMES
     os.utime(corpus.parent / "0.wav", (1, 1))
-    with pytest.raises(InputError, match="other recordings, or the source's files have chan"):
-        prepare(corpus, out, **SMALL)
+    made = (out / "prepare.json").stat().st_mtime
+    for later, named in ((-1, "since; corrected texts, too"), (1, f"since .{corpus} is newer.; ")):
+        os.utime(corpus, (made + later, made + later))
+        with pytest.raises(InputError, match=f"the source's files have changed {named}"):
+            prepare(corpus, out, **SMALL)
     shard.write_bytes(b"corrupt")
     with pytest.raises(InputError, match="lacks shards"):
         prepare(corpus, out, **SMALL)
