@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from titan_tts.evaluate.evaluate import Evaluation, wav_path
-from titan_tts.evaluate.prompts import REFERENCE, Prompt, read_sound
+from titan_tts.evaluate.prompts import RECORDINGS, REFERENCE, Prompt, read_sound
 from titan_tts.evaluate.report import (
     FIGURES,
     SPEED,
@@ -17,6 +17,7 @@ from titan_tts.evaluate.report import (
     shown_figures,
     warnings,
     worst_first,
+    wrong_words,
 )
 from titan_tts.report.page import Audio, Cell, Note, Page, Part, Section, Table
 from titan_tts.report.sound import with_spectrograms
@@ -33,6 +34,9 @@ _MEANING = (
 )
 _HEARD = 8
 """texts of each set"""
+
+_ANOTHER_TEXT = 0.5
+"""errors per word of a recording above which its text may be another's"""
 
 
 def evaluation_page(report: dict[str, Any], utterances: Sequence[Audio] = ()) -> Page:
@@ -216,19 +220,28 @@ def comparison_page(title: str, evaluations: Mapping[str, Path]) -> Page:
 
 
 def _heard(folder: Path, found: Mapping[str, Any]) -> Iterator[Part]:
-    """The texts with most errors of both."""
+    """The texts with most errors of both; before them those whose recordings differ from them in most words."""
     systems = [row for row in found["rows"] if row["kind"] == SYSTEM]
     names, seed = [row["name"] for row in systems], systems[0]["seeds"][0]
 
-    def errors(utterance: dict[str, Any]) -> int:
-        return sum(utterance["scores"][name][0].get("word_errors", 0) for name in names)
+    def errors(utterance: dict[str, Any]) -> tuple[bool, int]:
+        of_both = sum(utterance["scores"][name][0].get("word_errors", 0) for name in names)
+        return wrong_words(utterance, RECORDINGS) > _ANOTHER_TEXT, of_both
 
     worst = sorted(found["utterances"], key=errors, reverse=True)[:_HEARD]
     yield Note(
-        f"{len(worst)} of {len(found['utterances'])} texts, those with most word errors first; all are in {folder / 'evaluation.html'} "
-        "and wavs/ next to it."
+        f"{len(worst)} of {len(found['utterances'])} texts, those with most word errors first, before them those whose recordings "
+        f"have other words; all are in {folder / 'evaluation.html'} and wavs/ next to it."
     )
     for utterance in worst:
         paths = ((name, wav_path(folder, names, name, seed, utterance["file"])) for name in names)
-        sounds = [(name, read_sound(path)) for name, path in paths]
-        yield Audio(utterance["text"], utterance["key"], with_spectrograms(sounds))
+        sounds, scores = [(name, read_sound(path)) for name, path in paths], utterance["scores"]
+        shown = []
+        for sound in with_spectrograms(sounds):
+            score = scores[sound.label][0]
+            words = marks(utterance["text"], score["heard"], utterance["language"])
+            shown.append(replace(sound, words=words, **_verdict(score)))
+        of_recording = [
+            f'heard in the recording: "{each["heard"]}"' for each in scores.get(RECORDINGS, [])
+        ]
+        yield Audio(utterance["text"], ", ".join([utterance["key"], *of_recording]), shown)

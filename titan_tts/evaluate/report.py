@@ -174,20 +174,29 @@ def worst_first(rows: Sequence[Row], count: int) -> list[int]:
     return sorted(range(count), key=errors, reverse=True)
 
 
-def unfit(rows: Sequence[dict[str, Any]]) -> str:
-    """A warning where the recognizer errs so often in real speech that its figures say little."""
+def unfit(rows: Sequence[dict[str, Any]], utterances: Sequence[dict[str, Any]] = ()) -> str:
+    """A warning where the recognizer errs so often in real speech that its figures say little; it names the three worst
+    of the utterances."""
     for row in rows:
         wer = row["figures"]["wer"]
         rate = (wer and wer["value"]) or 0.0
         if row["kind"] in (RECORDINGS, CODEC) and rate > MAX_WER_OF_RECORDINGS:
+            wrong = {u["key"]: wrong_words(u, row["name"]) for u in utterances}
+            named = [key for key in sorted(wrong, key=lambda key: -wrong[key])[:3] if wrong[key]]
             return (
                 f"the recognizer's WER is {100 * rate:.1f} % on the {row['name']}, so word errors of the "
                 "systems say little: it does not know this language or speech, or the texts are not those "
-                "of the audio"
+                f"of the audio{', worst in ' if named else ''}{', '.join(named)}"
             )
         if row["kind"] == RECORDINGS:  # these are enough; the codec may be bad
             break
     return ""
+
+
+def wrong_words(utterance: dict[str, Any], row: str) -> float:
+    """Errors per word of the row's sound of an utterance with its first seed; 0 where it was not scored."""
+    [score, *_] = utterance["scores"].get(row) or [{}]
+    return score.get("word_errors", 0) / max(1, score.get("words", 0))
 
 
 def void_figures(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
@@ -236,28 +245,28 @@ def build(rows: Sequence[Row], prompts: Sequence[Prompt], fps: float, about: dic
         for row in rows
     ]
     void = void_figures(table)
+    utterances = [
+        {
+            "key": prompt.id,
+            "file": prompt.file_name,
+            "text": prompt.text,
+            "speaker": prompt.speaker,
+            "language": prompt.language,
+            "recording_seconds": None if prompt.latents is None else len(prompt.latents) / fps,
+            "has_reference": prompt.voice is not None,
+            "scores": {
+                row.name: [_score(seed[index], prompt, fps) for seed in row.scores] for row in rows
+            },
+        }
+        for index, prompt in enumerate(prompts)
+    ]
     return {
         **about,
         "rows": table,
         "differences": differences(rows, prompts, fps, void),
         "void": void,
-        "unfit_recognizer": unfit(table),
-        "utterances": [
-            {
-                "key": prompt.id,
-                "file": prompt.file_name,
-                "text": prompt.text,
-                "speaker": prompt.speaker,
-                "language": prompt.language,
-                "recording_seconds": None if prompt.latents is None else len(prompt.latents) / fps,
-                "has_reference": prompt.voice is not None,
-                "scores": {
-                    row.name: [_score(seed[index], prompt, fps) for seed in row.scores]
-                    for row in rows
-                },
-            }
-            for index, prompt in enumerate(prompts)
-        ],
+        "unfit_recognizer": unfit(table, utterances),
+        "utterances": utterances,
     }
 
 

@@ -75,7 +75,7 @@ def test_each_panel_plays_what_it_names(evaluated):
     assert widths == pytest.approx([100 * n / max(lengths) for n in lengths], abs=1e-3)
 
 
-def test_a_comparison_plays_the_texts_with_most_errors_first(evaluated):
+def test_a_comparison_plays_the_texts_with_most_errors_first(evaluated, tmp_path):
     """The page of a fine-tune adds both systems' errors with the first seed. Nothing of the hostile text is heard right."""
     content = comparison_page("t", {"new": evaluated}).html()
     shown = [html.unescape(text) for text in re.findall(r"<article>\s*<h3>(.*?)</h3>", content)]
@@ -86,6 +86,24 @@ def test_a_comparison_plays_the_texts_with_most_errors_first(evaluated):
     }
     assert len(shown) == 5 and [errors[text] for text in shown] == sorted(errors.values())[::-1]
     assert errors[shown[0]] > 0 and SCRIPT in shown[0]
+    # What was heard stands at each sound and recording; recordings of other words come first.
+    heard = [
+        len(re.findall(r'class="badge \w+">\d+ errors? in', one))
+        for one in content.split("<article>")
+    ]
+    assert heard == [0] + [2] * 5 and content.count("heard in the recording: ") == 5
+    changed, copy = json.loads((evaluated / "evaluation.json").read_text()), tmp_path / "copy"
+    for row in changed["utterances"]:
+        recorded, is_last = row["scores"]["recordings"][0], row["text"] == shown[-1]
+        recorded |= {"word_errors": recorded["words"] * is_last}
+        recorded |= {"heard": "<b>no"} if is_last else {}
+    copy.mkdir()
+    (copy / "wavs").symlink_to(evaluated / "wavs")
+    (copy / "evaluation.json").write_text(json.dumps(changed))
+    content = comparison_page("t", {"new": copy}).html()
+    again = [html.unescape(text) for text in re.findall(r"<article>\s*<h3>(.*?)</h3>", content)]
+    assert again == [shown[-1], *shown[:-1]]
+    assert "heard in the recording: &quot;&lt;b&gt;no&quot;" in content.replace("&#34;", "&quot;")
 
 
 def test_wrong_words_are_marked():

@@ -139,6 +139,14 @@ def test_a_recognizer_that_errs_in_real_speech_is_named():
         ]
         warning = report.unfit(rows)
         assert words in warning and bool(words) == bool(warning)
+    rows = [{"name": "recordings", "kind": RECORDINGS, "figures": {"wer": {"value": 0.5}}}]
+    scores = {"a": (1, 9), "b": (2, 3), "c": (0, 2), "d": (4, 4), "e": (2, 4)}
+    utterances = [
+        {"key": key, "scores": {"recordings": [{"word_errors": errors, "words": words}]}}
+        for key, (errors, words) in scores.items()
+    ]
+    assert report.unfit(rows, utterances).endswith("of the audio, worst in d, b, e")
+    assert report.unfit(rows, utterances[2:4]).endswith("worst in d")
 
 
 def test_json_and_the_table_of_the_terminal():
