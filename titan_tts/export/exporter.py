@@ -257,6 +257,9 @@ def model_card(options: Options, loaded: LoadedRun, codec: Codec, shards: Traini
     codec_is = "fixed transform, no weights" if without_weights else "DAC-VAE"
     if split_vocoder(codec.name)[1]:
         codec_is = "fixed transform, and a vocoder with weights"
+    # transformers' text encoders and DAC-VAE; a base of phones needs neither.
+    needs_more = is_pretrained(encoder) or codec_kind(codec.name) == "dac_vae"
+    extras = f"speech{',pretrained' if needs_more else ''}"
     voice = f"--speaker {options.voices[0]}" if options.voices else "--reference voice.wav"
     return f"""---
 license: {options.license}
@@ -272,7 +275,8 @@ A diffusion transformer ({loaded.config.model.flavor}) that turns text and a ref
 titan-tts.
 
 ```bash
-pip install 'titan-tts[speech,pretrained]'
+pip wheel --no-deps --wheel-dir dist .    # in a checkout of titan-tts, which is not on PyPI
+pip install "$(ls dist/titan_tts-*.whl)[{extras}]"
 titan-tts generate {name} {voice} --text "..." --out speech.wav
 ```
 

@@ -16,7 +16,7 @@ def test_the_card_has_the_runs_sizes_and_places_to_fill_in(trained, tmp_path):
     card = (export(trained, tmp_path / "one") / exported.CARD).read_text()
     parameters = sum(p.numel() for p in load_run(trained).model.parameters())
     for row in (
-        'generate one --reference voice.wav --text "..."',
+        'pip install "$(ls dist/titan_tts-*.whl)[speech]"\ntitan-tts generate one --reference voice.wav --text "..."',
         f"| parameters | {parameters:,} |",
         "| weights | ema:0.999 |",
         "| training data | 0.0 h in 42 utterances |",
