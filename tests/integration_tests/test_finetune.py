@@ -91,7 +91,7 @@ def test_from_recordings_to_a_comparison(base, recordings, tmp_path, monkeypatch
     assert f"speak:   titan-tts generate {out / 'run'} --step best --speaker me --text" in said
     config = read_config(out / "run")
     assert config["optimizer"]["lr"] == pytest.approx(0.001) and config["training"]["steps"] == 4
-    assert "new for the weights" in said and "'T'" in said
+    assert "new for the weights" in said and "'T'" in said and "but rare ones" in said
     samples = json.loads((out / "data/prepare.json").read_text())["summary"]
     heldout = samples["heldout"]["samples"]
     assert (samples["train"]["samples"], heldout) == (8, 4)  # a third of less than 15

@@ -75,14 +75,21 @@ def build_tokenizer(
         grows = weights != folder and bool(missing or moves)
         check_covers(trained, needed, f"the run in {weights}", may_grow=grows)
         vocabulary = grown(trained, needed) if grows else trained
+        new = set(needed.characters) - set(trained.characters)
         if grows and rank == 0:
             missing = missing or "no token"
             if moves:
                 missing += f"; texts are read as {needed.model}, no longer as {trained.model}"
-            logger.warning(f"new for the weights of {weights}, and to be learned: {missing}")
+            advice = (
+                "; nothing needs to be done, but rare ones are best left out of the texts"
+                if new
+                else ""
+            )
+            logger.warning(
+                f"new for the weights of {weights}, and to be learned: {missing}{advice}"
+            )
         # Weights of a run without positions may begin one with them ([resume] allow).
         # A few new letters have no Gaussian; where most are new, the recordings teach them.
-        new = set(needed.characters) - set(trained.characters)
         known = 2 * len(new) <= len(needed.characters)
         if aligned and (weights == folder or (known and (weights / ALIGNER_FILE).exists())):
             aligner = load_aligner(weights)

@@ -89,7 +89,7 @@ def build_validator(
     if first and len(held_out) < min(FEW_SAMPLES, validation.samples):
         logger.warning(
             f"Only {len(held_out)} held-out samples: their loss is a noisy measure, and the step kept as best "
-            f"may not be the best; hold out at least {FEW_SAMPLES}"
+            f"may not be the best; of more recordings, hold out at least {FEW_SAMPLES}"
         )
     trained = np.isin(heldout.latents_hash, dataloader.dataset.latents_hash).sum()
     if first and trained:
