@@ -57,6 +57,9 @@ _NOBODY = "\0"  # no list has that name
 
 _RANK = 16
 
+_HELD_OUT = 12
+"""recordings, if a third is not less: two may be left out before a training warns that they are few (FEW_SAMPLES)"""
+
 _SPEAKER_SCORER = "resemblyzer"
 
 
@@ -101,7 +104,7 @@ class Options:
 
     heldout_fraction: float = 0.0
     """Fraction of the recordings that is not trained on and decides which step is the best; 0: a tenth, but at least
-    5 recordings, or a third of fewer than 15."""
+    12 recordings, or a third of fewer than 36."""
 
     codec: str = ""
     """Codec of the base's latents, if it is not in its folder: its path, or package.module:factory."""
@@ -322,7 +325,7 @@ def _fraction_held_out(options: Options) -> float:
     one_split = f"{options.recordings}: its column split names train alone"
     require(len(free) > 1, f"{one_split}; name some rows heldout, or leave the column out")
     draws = sorted(drawn(item.id, Preparing.seed) for item in free)
-    count = max(1, len(free) // 10, min(5, len(free) // 3))
+    count = max(1, len(free) // 10, min(_HELD_OUT, len(free) // 3))
     return (draws[count - 1] + draws[count]) / 2
 
 
@@ -355,6 +358,13 @@ def _train(options: Options, base: Path, data: Path, encoder: dict[str, str]) ->
     if options.method == "lora" and not options.steps:  # 300 forget the other voices
         steps //= 3
     show(f"{minutes:.1f} minutes of speech to train on: {steps} steps")
+    samples = _within(_SAMPLES, steps // _STEPS_PER_SAMPLE)
+    there = record["summary"].get("heldout", {}).get("samples", 0)
+    if samples < there and not any("--validation." in each for each in options.config_args):
+        why = f"one for {_STEPS_PER_SAMPLE} steps, so that they take little of the time"
+        show(
+            f"validations measure {samples} of {there} held-out samples: {why}; or --validation.samples"
+        )
     same = encoder["encoder.model"] == config.encoder.model
     rate = _RATES[options.method] if same else _RATE_OF_LANGUAGE
     keys = {
@@ -382,7 +392,7 @@ def _train(options: Options, base: Path, data: Path, encoder: dict[str, str]) ->
         "data.batching": "buckets",
         "ema.decays": "0.9,0.99",
         "validation.freq": _within(_BETWEEN, -(-steps // _VALIDATIONS)),
-        "validation.samples": _within(_SAMPLES, steps // _STEPS_PER_SAMPLE),
+        "validation.samples": samples,
         "validation.keep_best": "best_heldout_loss",
         "checkpoint.interval": max(1, steps // 2),
     }

@@ -45,7 +45,7 @@ def finetune(tmp_path, monkeypatch):
             (tmp_path / "data" / split).mkdir(parents=True, exist_ok=True)
             write_shard(tmp_path / "data" / split / "s.tar", samples)
         record = {"version": 5, "settings": {}, "shards": {}}
-        record["summary"] = {"train": {"hours": hours}}
+        record["summary"] = {"train": {"hours": hours}, "heldout": {"samples": 13}}
         (tmp_path / "data/prepare.json").write_text(json.dumps(record))
         assert main(["finetune", "base", call.recordings, "out", *more]) == 0
         return commands
@@ -112,7 +112,7 @@ def test_another_base_or_method_is_not_continued(finetune, tmp_path, capsys):
     ],
 )
 def test_steps_follow_the_minutes_and_the_rate_the_method(
-    finetune, minutes, method, given, steps, lr, validations
+    finetune, minutes, method, given, steps, lr, validations, capsys
 ):
     options = f"--method={method}", f"--steps={given}", "--nproc=2", "--data.seed=3"
     train = finetune(SECONDS, minutes / 60, *options)["train"]
@@ -125,6 +125,10 @@ def test_steps_follow_the_minutes_and_the_rate_the_method(
     assert keys["--checkpoint.initial_load_path"] == "out/base"
     freq, samples = validations
     assert (keys["--validation.freq"], keys["--validation.samples"]) == (str(freq), str(samples))
+    # Why not all that are held out, unless the user says how many.
+    assert (f"measure {samples} of 13 held-out" in capsys.readouterr().out) == (samples < 13)
+    finetune(SECONDS, minutes / 60, *options, "--validation.samples=3")
+    assert "held-out samples" not in capsys.readouterr().out
 
 
 def test_a_base_of_phones_learns_another_language(finetune, tmp_path, capsys):
@@ -198,9 +202,9 @@ def test_what_is_forgotten_is_read_in_the_language_of_the_base(finetune, monkeyp
     assert asked[asked.index("--encoder") + 1] == "phones:en-us"
 
 
-@pytest.mark.parametrize("wanted, held", [(12, 4), (20, 5), (70, 7)])
+@pytest.mark.parametrize("wanted, held", [(14, 4), (35, 11), (70, 12), (140, 14)])
 def test_how_many_recordings_are_held_out(finetune, tmp_path, wanted, held):
-    """A tenth, at least five, or a third of few; of those that --where takes, as `prepare` draws them."""
+    """A tenth, at least twelve, or a third of few; of those that --where takes, as `prepare` draws them."""
     keys = [f"k{number}" for number in range(wanted + 30)]
     row = {"text": "one", "speaker": "ann"}
     rows = [

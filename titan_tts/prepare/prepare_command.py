@@ -31,6 +31,8 @@ def run(options: Options) -> int:
         command = ["titan-tts", "evaluate", "RUN", "--test", options.output]
         print(f"test on it:   {shlex.join(command)}")
         return 0
+    if OF_FINETUNE in os.environ:
+        return 0
     held_out = record["summary"]["heldout"]["samples"]
     if 0 < held_out < FEW_SAMPLES:
         print(
@@ -38,8 +40,6 @@ def run(options: Options) -> int:
             "--heldout-fraction and another OUTPUT",
             file=sys.stderr,
         )
-    if OF_FINETUNE in os.environ:
-        return 0
     train = str(Path(options.output, "train"))
     print(f"inspect it:   {shlex.join(['titan-tts', 'data', 'inspect', train])}")
     config, *keys = _config_for(options, trained["hours"])

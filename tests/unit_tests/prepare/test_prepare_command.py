@@ -117,26 +117,28 @@ def test_what_the_command_prints(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("TITAN_TTS_OF_FINETUNE", "1")
     inside = printed(output=f"{tmp_path}/out")
     assert "train: samples 1" in inside and "titan-tts" not in inside
+    assert "held out" not in inside  # finetune has chosen
 
 
 def test_figures_in_words():
-    """Two shards of a split; problems, of which 20 are kept; figures of both splits together."""
+    """Two shards of a split; problems, of which 20 are kept, and 50 names; figures of both splits together."""
     shard = {"samples": 30, "frames": 90_000, "without_reference": 1}
     shards = {"train/a.tar": shard, "train/b.tar": shard | {"without_reference": 2}}
     shards["heldout/a.tar"] = {"samples": 40, "frames": 2250, "without_reference": 0}
     total = Chunk({}, {"empty_text": 24}, [[f"k{number}", "bad"] for number in range(21)])
-    for seconds, names in ((1800.0, list("abc")), (2520.0, [f"m{n}" for n in range(30)])):
+    for seconds, names in ((1800.0, list("abc")), (2520.0, [f"m{n}" for n in range(60)])):
         lost = {"dropped_seconds": {"too_long": seconds}, "dropped_names": {"too_long": names}}
         total.add(Chunk({}, {"too_long": 1}, **lost))
-    assert len(total.dropped_names["too_long"]) == 20
-    total.dropped["too_long"] = 6
+    total.dropped["too_long"] = 63
     said = "\n".join(lines(summarize(shards, 25.0, 7, total)))
     for each in (
         "train: samples 60, 2.0 hours, shards 2\n",
         "train samples without a reference, as --references is 0 or their speaker has no other recording: 3 (5.0%)",
         "heldout: samples 40, 1.5 minutes, shards 1\nspeakers: 7\n",
-        "left out: 30 of 130 recordings, 72.0 of 193.5 minutes (37.2%)\n  empty_text: 24 (",
-        "  too_long: 6, 72.0 minutes (above --max-seconds): a, b, c, m0, m1, ...\nthe first corrupt recordings:\n  k0: bad\n",
+        "left out: 87 of 187 recordings, 72.0 of 193.5 minutes (37.2%)\n  empty_text: 24 (",
+        "  too_long: 63, 72.0 minutes (above --max-seconds): a, b, c, m0, m1, ",
+        ", m45, m46, ...\n  37% of the speech is too long: cut it at pauses",
+        "\nthe first corrupt recordings:\n  k0: bad\n",
     ):
         assert each in said
     assert said.endswith("k19: bad")
