@@ -38,7 +38,10 @@ _DESCRIPTION = (
 # Name -> (module, summary), or (commands of its own, summary).
 _COMMANDS: dict[str, tuple[Any, str]] = {
     "train": ("launch.train_command", "Train a model."),
-    "finetune": ("finetune_command", "Train a model on a voice, and compare it with what it was."),
+    "finetune": (
+        "finetune.finetune_command",
+        "Train a model on a voice, and compare it with what it was.",
+    ),
     "configs": ("configs_command", "List the configs that come with the package, or copy one."),
     "prepare": ("prepare.prepare_command", "Encode audio and text into shards of latents."),
     "collect": ("collect.collect_command", "Cut hours of recordings into segments, for prepare."),

@@ -14,8 +14,9 @@ from tests.helpers.pages import check_offline
 from tests.helpers.sentences import refused
 from tests.helpers.speech_checkpoints import write_resemblyzer
 from tests.helpers.speech_corpora import tone
-from titan_tts import cli, finetune_command
-from titan_tts.finetune_command import OF_FINETUNE, Options, run
+from titan_tts import cli
+from titan_tts.finetune import finetune_command
+from titan_tts.finetune.finetune_command import OF_FINETUNE, Options, run
 from tools.harness import runs
 from tools.harness.forked import start_titan_tts, titan_tts
 from tools.harness.synthetic import make_shards

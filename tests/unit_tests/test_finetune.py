@@ -9,8 +9,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from titan_tts import finetune_command
 from titan_tts.cli import main
+from titan_tts.finetune import finetune_command
 from torchtitan.models.dit_tts.config import exported, manager
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard

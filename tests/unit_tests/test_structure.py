@@ -47,7 +47,7 @@ COMMAND_LAYERS = [
         "launch.train_command",
         "checkpoint_command",
         "configs_command",
-        "finetune_command",
+        "finetune",
     },
     {"cli"},
     {"__init__"},

@@ -12,12 +12,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-import tyro
-
+from titan_tts.finetune.settings import Options
 from titan_tts.launch.supervisor import wait_passing_on
 from titan_tts.prepare.prepare_command import OF_FINETUNE
 from torchtitan.models.dit_tts.bounded import read_json, read_toml
@@ -26,7 +25,6 @@ from torchtitan.models.dit_tts.files import check_writable, write_atomic
 from torchtitan.models.dit_tts.run.launcher import die_with_parent
 
 if TYPE_CHECKING:
-    from titan_tts.records.utterance import Utterance
     from torchtitan.models.dit_tts.config.job_config import JobConfig
 
 _RECORD_NAME = "finetune.json"
@@ -50,79 +48,9 @@ _RATES = {"full": 0.1, "lora": 0.3}
 _RATE_OF_LANGUAGE = 0.5
 """the same where the texts are in another language than the base's (docs/fine_tune.md has the trials)"""
 
-_NAMES = {"en": "en-us", "fr": "fr-fr", "no": "nb", "zh": "cmn"}
-"""Language code -> espeak-ng's name, where it has another"""
-
-_NOBODY = "\0"  # no list has that name
-
 _RANK = 16
 
-_HELD_OUT = 12
-"""recordings, if a third is not less: two may be left out before a training warns that they are few (FEW_SAMPLES)"""
-
 _SPEAKER_SCORER = "resemblyzer"
-
-
-@dataclass
-class Options:
-    """Train a model on recordings of a voice, from minutes to hours, and compare it with what it was."""
-
-    base: tyro.conf.Positional[str]
-    """The model to start from: a run's folder, a folder that `titan-tts export` wrote, or its hub name."""
-
-    recordings: tyro.conf.Positional[str]
-    """Recordings with their texts, in any layout that `titan-tts prepare` reads, or a folder that it wrote."""
-
-    out: tyro.conf.Positional[str]
-    """Folder for the data, the run and the comparison: data/, run/, evaluation/, comparison.html; also adapter/."""
-
-    method: Literal["full", "lora"] = "full"
-    """Train all weights, or low-rank updates of the decoder's projections, which are saved as some megabytes
-    next to the base."""
-
-    keep: str = ""
-    """Training shards of the base: half of the samples are drawn from them, so that other voices are kept."""
-
-    keep_test: str = ""
-    """Held-out shards of the base, by which what is forgotten is measured."""
-
-    language: str = ""
-    """Language code of the texts, such as en. A base that reads phones of another language learns this one."""
-
-    speaker: str = ""
-    """Name of the speaker, if the recordings have none."""
-
-    where: str = ""
-    """Take only recordings with these values, as of `titan-tts prepare`: "speaker=s0002; quality=high,medium", or
-    "annotated=true" for those whose texts people have corrected."""
-
-    format: str = "auto"
-    """Layout of the recordings, as of `titan-tts prepare`."""
-
-    on_error: Literal["raise", "skip"] = "raise"
-    """Stop at a recording that cannot be read, or leave it out."""
-
-    heldout_fraction: float = 0.0
-    """Fraction of the recordings that is not trained on and decides which step is the best; 0: a tenth, but at least
-    12 recordings, or a third of fewer than 36."""
-
-    codec: str = ""
-    """Codec of the base's latents, if it is not in its folder: its path, or package.module:factory."""
-
-    steps: int = 0
-    """Steps of training; 0: by the minutes of speech."""
-
-    nproc: int = 1
-    """Processes that train, one per GPU."""
-
-    recognizer: str = ""
-    """Recognizer of the comparison, as of `titan-tts evaluate`; empty: the models are not compared."""
-
-    max_utterances: int = 40
-    """Maximum texts of each comparison; 0: all that are held out."""
-
-    config_args: tyro.conf.Suppress[list[str]] = field(default_factory=list)
-    """Keys of the run's config, --section.key value"""
 
 
 def run(options: Options) -> int:
@@ -166,7 +94,9 @@ def _finetune(options: Options) -> None:
         base = exported
     if not options.codec:
         refuse_function_as_codec(_config_of(base).sampling.codec, str(base), "--codec")
-    encoder = _encoder(options, _config_of(base))
+    from titan_tts.finetune.recordings import encoder_keys
+
+    encoder = encoder_keys(options, _config_of(base))
     data = _prepared(options, base, encoder)
     _train(options, base, data, encoder)
     speak = ["titan-tts", "generate", str(out / "run"), "--step", "best", *_codec(options)]
@@ -224,52 +154,9 @@ class _Ended(Exception):
     """A command has ended with this exit status."""
 
 
-def _encoder(options: Options, config: "JobConfig") -> dict[str, str]:
-    """The keys of [encoder] by which the texts are read: the base's, or those of their language."""
-    from torchtitan.models.dit_tts.speech.scoring.word_errors import language_code
-    from torchtitan.models.dit_tts.text.normalize import LANGUAGES
-    from torchtitan.models.dit_tts.text.phones import Phonemizer
-    from torchtitan.models.dit_tts.text.vocabulary import language_of
-
-    model, normalize = config.encoder.model, str(config.encoder.normalize)
-    of_base = language_of(model)
-    require(
-        bool(of_base)
-        or not (options.language and Path(options.recordings, "prepare.json").is_file()),
-        f"--language is for recordings, but {options.recordings} is prepared already; leave it out",
-    )
-    language = _language(options, config) if of_base else ""
-    short = language_code(language) if language else ""
-    name = _NAMES.get(short, short)
-    if 0 < len(short) <= 3 and name.split("-")[0] != of_base.split("-")[0]:
-        try:  # a region that espeak-ng tells apart
-            code = Phonemizer(language.lower().replace("_", "-")).language
-        except InputError:
-            code = Phonemizer(name).language  # or an error that lists all languages
-        show(f"the base reads {model}; texts in {language} are read as phones:{code}")
-        new = f"the texts are in {language!r}, which {options.base} does not read"
-        require(options.method == "full", f"{new}, nor an adapter learns; give --method full")
-        require(not options.keep, f"{new}, as data of --keep are in its own; leave --keep out")
-        model, normalize = f"phones:{code}", short if normalize and short in LANGUAGES else ""
-    return {"encoder.model": model, "encoder.normalize": normalize}
-
-
-def _language(options: Options, config: "JobConfig") -> str:
-    """--language, else the one that the recordings name, if that is one."""
-    from torchtitan.models.dit_tts.data.dataset import open_training_data
-
-    if options.language:
-        return options.language
-    if Path(options.recordings, "prepare.json").is_file():
-        train = replace(config.data, path=str(Path(options.recordings, "train")), weights=[])
-        names = set(open_training_data(train).labels("language")[1])
-    else:
-        names = {str(item.labels.get("language") or "") for item in _listed(options)} - {""}
-    return names.pop() if len(names) == 1 else ""
-
-
 def _prepared(options: Options, base: Path, encoder: dict[str, str]) -> Path:
     """The folder of train/ and heldout/."""
+    from titan_tts.finetune.recordings import fraction_held_out
     from torchtitan.models.dit_tts.config.exported import read_exported
 
     given = Path(options.recordings)
@@ -288,45 +175,9 @@ def _prepared(options: Options, base: Path, encoder: dict[str, str]) -> Path:
         arguments += ["--max-corrupt-fraction", "1"]
     if not config.encoder.added_tokens:  # `prepare` does not know these; training checks the rest
         arguments += ["--encoder", encoder["encoder.model"]]
-    fraction = options.heldout_fraction or _fraction_held_out(options)
+    fraction = options.heldout_fraction or fraction_held_out(options)
     _titan_tts("prepare", *arguments, "--heldout-fraction", f"{fraction:.9g}")
     return data
-
-
-def _listed(options: Options) -> "list[Utterance]":
-    """The recordings that --where takes; none where that cannot be listed, which `prepare` tells, below the command that has
-    the options to name."""
-    from titan_tts.prepare.formats import open_corpus
-    from titan_tts.prepare.listing import is_wanted
-    from titan_tts.prepare.settings import Options as Preparing
-    from titan_tts.records.utterance import Utterance
-
-    speaker = options.speaker or _NOBODY
-    preparing = Preparing(options.recordings, "", speaker=speaker, format=options.format)
-    try:
-        listed = [item for item in open_corpus(preparing).items() if isinstance(item, Utterance)]
-    except InputError:
-        return []
-    return [item for item in listed if is_wanted(item, options.where)]
-
-
-def _fraction_held_out(options: Options) -> float:
-    """The fraction by which `prepare` holds out the number that the help names; 0 where the list has its own splits."""
-    from titan_tts.prepare.settings import Options as Preparing
-    from titan_tts.records.columns import drawn
-    from torchtitan.models.dit_tts.data.heldout import split_of
-
-    items = _listed(options)
-    named = all(item.speaker != _NOBODY for item in items)
-    require(named, f"{options.recordings}: has no speakers; name the voice by --speaker NAME")
-    if len(items) < 2 or any(item.split == "heldout" for item in items):
-        return 0.0
-    free = [item for item in items if split_of(item.labels.get("split")) is None]
-    one_split = f"{options.recordings}: its column split names train alone"
-    require(len(free) > 1, f"{one_split}; name some rows heldout, or leave the column out")
-    draws = sorted(drawn(item.id, Preparing.seed) for item in free)
-    count = max(1, len(free) // 10, min(_HELD_OUT, len(free) // 3))
-    return (draws[count - 1] + draws[count]) / 2
 
 
 def _config_of(base: Path) -> "JobConfig":
