@@ -142,8 +142,8 @@ def test_folders_that_are_no_export_are_refused(trained, tmp_path, capsys):
         ([str(trained), str(folder)], "exists already"),
         ([str(folder), new], "exported folder already"),
         (adapter, "not an adapter's run over an exported folder"),
-        ([*adapter, "--dtype=bfloat16"], "without --voices and --dtype"),
-        ([*adapter, "--voices=s0"], "without --voices and --dtype"),
+        ([*adapter, "--dtype=bfloat16"], "without --voices, --dtype and --license"),
+        ([*adapter, "--voices=s0"], "without --voices, --dtype and --license"),
     ):
         assert main(["export", *arguments]) == 2 and not (tmp_path / "new").exists()
         assert words in capsys.readouterr().err
