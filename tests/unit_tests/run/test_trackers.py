@@ -221,6 +221,7 @@ def test_a_run_with_wandb(tmp_path, alone, train, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", "--data.path=https://me:secret@a.com/a.tar"])
     for steps in (2, 4):
         assert train("mine", ENABLED, f"--training.steps={steps}") == 0
+    wandb.teardown()  # as the end of a process: W&B's own may still be writing
     run = tmp_path / "mine"
     known = json.loads((run / "wandb.json").read_text())
     records = sorted(run.glob(f"wandb/offline-run-*/run-{known['id']}.wandb"))
