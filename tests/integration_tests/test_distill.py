@@ -18,7 +18,7 @@ STUDENT = ["--sampling.steps=4", "--sampling.text_scale=0", "--distill.teacher_s
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """What runs of a student have in common, and the one of one process."""
+    """The common settings of a student's runs, and its run in one process."""
     folder = tmp_path_factory.mktemp("distill")
     make_shards(folder / "data/train", 24)
     make_shards(folder / "data/heldout", 6, seed=4)

@@ -155,7 +155,7 @@ def register(source: str, output: Path, prune: bool = False) -> dict[str, Source
 
 
 def _known_sources(path: Path) -> dict[str, Source]:
-    """What sources.jsonl says last of each path. A line that a kill has cut is left out."""
+    """The last record of each path in sources.jsonl. A line that was cut by a kill is left out."""
     found = {}
     for line in read_bytes(path, _MAX_SOURCES).split(b"\n") if path.exists() else ():
         with suppress(ValueError, TypeError):

@@ -1,5 +1,4 @@
-"""What `titan-tts finetune` does with recordings before they are prepared: the language that their texts are read in, and
-how many of them are held out."""
+"""Chooses the language in which `titan-tts finetune` reads the texts, and the fraction of recordings that it holds out."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -159,7 +159,7 @@ class Step:
 
     @property
     def first_fraction(self) -> float:
-        """Of the weights: what is gathered before anything computes."""
+        """Transfers that gather weights before anything computes."""
         return max(self._units.values()) / self._units.total()
 
     @cached_property

@@ -116,7 +116,7 @@ U = 2 * 10 * (9 * 8 + 3 * 16)  # of 10 frames
 
 
 def activations(arguments, args, tensor):
-    """Of 3 samples on the GPUs of one rank."""
+    """The step of 3 samples on the GPUs of one rank."""
     model = replace(MODEL, args=args)
     layout, lengths = Layout(1, 1, tensor), Lengths(10, 7, 12)
     return step_of(debug_config(*arguments), model, layout, 3, 1, lengths).activations()

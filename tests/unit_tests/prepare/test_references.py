@@ -47,7 +47,7 @@ def drawn(given: Encoded, sample: int, **settings: int) -> tuple[int, int, int] 
 
 @pytest.mark.parametrize("longest", [5, 384])
 def test_they_are_parts_of_other_utterances_and_differ_by_sample_and_seed(longest):
-    """Of 40 utterances of 3 to 42 frames; an only one has no reference, and with --references 0 none has one."""
+    """40 utterances of 3 to 42 frames; a single one has no reference, and with --references 0 none has one."""
     given = encoded([0] * 40 + [1], [True] * 41, [*range(3, 43), 9])
     found = [drawn(given, n, max_reference_frames=longest) for n in range(41)]
     assert found == [drawn(given, n, max_reference_frames=longest) for n in range(41)]
