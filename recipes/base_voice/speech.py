@@ -4,8 +4,8 @@
     python -m recipes.base_voice.speech outputs/harvard --sentences harvard-sentences.txt  # joe.jsonl, for the referee
 
 Makes OUT/flac/*.flac (16 kHz), OUT/recordings.jsonl (training, and held-out sentences in four voices), and
-OUT/new_voice.tar, 20 minutes of a voice that the base never hears. What is there is not spoken again.
-Joe's network draws its own noise, so that a second corpus has other sound for the same sentences.
+OUT/new_voice.tar, 20 minutes of a voice that the base never hears. What is there is not spoken again. Joe's network
+draws its own noise: a second corpus has other sound for the same sentences.
 """
 
 import argparse
@@ -25,10 +25,10 @@ import numpy as np
 import soundfile
 from tqdm import tqdm
 
+from benchmarks.common import write_list
 from recipes.base_voice.texts import corpus_texts, words_of
 from torchtitan.models.dit_tts.data.shard_writer import add_member
 from torchtitan.models.dit_tts.errors import reading, report_input_errors
-from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.speech.audio import resample
 from torchtitan.models.dit_tts.text.phones import Phonemizer
 
@@ -136,10 +136,9 @@ def planned(hours: float, seed: int) -> dict[str, list[Row]]:
 
     new = take(NEW_VOICE_MINUTES * 60, "rms", NEW_VOICE)
     base = take(hours * 3600, "base", *VOICES)
-    for n, text in enumerate(heldout):
-        base.append(row(f"heldout-{n:03d}", text, VOICES[n % 4]))
-        if n < NEW_VOICE_TESTS:
-            new.append(row(f"rms-heldout-{n:03d}", text, NEW_VOICE))
+    base += [row(f"heldout-{n:03d}", text, VOICES[n % 4]) for n, text in enumerate(heldout)]
+    tests = enumerate(heldout[:NEW_VOICE_TESTS])
+    new += [row(f"rms-heldout-{n:03d}", text, NEW_VOICE) for n, text in tests]
     return {"new_voice": new, "recordings": base}
 
 
@@ -178,8 +177,7 @@ def main(args: list[str]) -> int:
             spoken = pool.map(partial(speak, out=options.out), rows, chunksize=16)
             rows = list(tqdm(spoken, name, len(rows), unit="utt"))
             print(f"{name}: {sum(row['seconds'] for row in rows) / 3600:.2f} h, {len(rows)} files")
-            listed = "".join(json.dumps(row) + "\n" for row in rows)
-            write_atomic(options.out / f"{name}.jsonl", listed)
+            write_list(options.out / f"{name}.jsonl", rows)
             if name == "new_voice":
                 write_archive(rows, options.out)
     return 0

@@ -67,10 +67,9 @@ def spelled(number: int) -> str:
     return f"{spelled(high)} {name}" + (f" {spelled(rest)}" if rest else "")
 
 
-def made_sentences(n: int, seed: int) -> list[str]:
+def made_sentences(n: int, seed: int) -> Iterator[str]:
     """Sentences with what is rare in prose: numbers, times, dates, names and single letters, all in words."""
     draw = random.Random(seed)
-    made = []
     for index in range(n):
         frame = _FRAMES[index % len(_FRAMES)]
         frame = re.sub("{letter}", lambda _: draw.choice(ascii_uppercase), frame)
@@ -91,8 +90,7 @@ def made_sentences(n: int, seed: int) -> list[str]:
             "age": spelled(draw.randrange(18, 90)),
         }
         sentence = frame.format(**words)
-        made.append(sentence[0].upper() + sentence[1:])
-    return made
+        yield sentence[0].upper() + sentence[1:]
 
 
 def fortunes(folder: Path) -> Iterator[str]:
