@@ -299,6 +299,10 @@ def build_app(service: SpeechService, api_key: str = "", host: str = "127.0.0.1"
         entry |= {"voices": service.names, "instructions": service.synthesizer.takes_captions}
         return {"object": "list", "data": [entry]}
 
+    @app.get("/v1/audio/voices")  # as Kokoro-FastAPI has it: Open WebUI and others offer these
+    async def voices() -> dict[str, Any]:
+        return {"voices": [{"id": name, "name": name} for name in service.names]}
+
     @app.get("/health")
     async def health() -> dict[str, Any]:
         if not service.batcher.alive:

@@ -156,11 +156,13 @@ BAD_SOURCES = [
     ("m.jsonl", f"{ROW}\n{ROW}", "more than one rec"),
     ("m.jsonl", ROW.replace('"x"', '"\\ud800"'), "utf-8 cannot encode"),
     ("m.jsonl", f'{{"audio": "a.wav", "x": {"[" * 100_000}{"]" * 100_000}}}', "not a JSON object"),
+    ("m.json", f"[\n {ROW},\n {ROW}\n]", "m.json: is JSON of several lines; write one object per"),
     ("m.csv", "audio,text,speaker\na.wav,x\n", "does not have the 3 fields"),
     ("m.csv", "a.wav,x,s\n", "a header with one of audio"),
     ("m.csv", 'audio,text,speaker\na.wav,"Hi," he said,s\n', "m.csv line 2: is not CSV"),
     ("m.csv", 'audio,text,speaker\na.wav,"x,s\na.wav,y",s\n', "line 2: has a line break"),
     ("metadata.csv", "a|one|\nno bar\n", "metadata.csv line 2: has 1 fields"),
+    ("m.txt", b"\xff\xfea\0|\0b\0", "m.txt: is not UTF-8; save it as UTF-8"),
     (
         "metadata.csv",
         "id|text|speaker\nlost|one|s\n",
@@ -199,7 +201,7 @@ def test_bad_sources(name, content, message, tmp_path):
         members = good_members() | content
         write_tar(path, [(name, data) for name, data in members.items() if data is not None])
     else:
-        path.write_text(content)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InputError, match=message) as caught:
         items_of(path)
     assert str(path) in str(caught.value)
@@ -215,6 +217,8 @@ def test_bad_sources(name, content, message, tmp_path):
         ("m.csv", 'audio;text;speaker\na.wav;"Ja; 1,5 Liter, bitte";s\n', ["Ja; 1,5 Liter, bitte"]),
         ("m.csv", '\ufeffaudio;text;speaker\na.wav;"Ja; 1,5 l";s\n', ["Ja; 1,5 l"]),
         ("m.csv", "audio,text,a;b,speaker\na.wav,x,y,s\n", ["x"]),
+        # As people type it, with a blank behind the comma.
+        ("m.csv", 'audio, text, speaker\na.wav, "Yes, a", s\n', ["Yes, a"]),
         # As pandas writes it; an empty text is silence, as in JSON, and no missing column.
         ("m.csv", ",audio,text,speaker\n0,a.wav,hello,s\n1,b.wav,,s\n", ["hello"]),
     ],

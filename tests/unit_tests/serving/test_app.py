@@ -126,6 +126,8 @@ def test_models_health_and_the_key(server):
     [model] = json.loads(content)["data"]
     assert status == 200 and model["id"] == "tiny" and model["voices"] == ["ann", "bob", "mine"]
     assert model["instructions"] is False
+    said = json.loads(ask(f"{url}/v1/audio/voices", key="secret")[2])["voices"]
+    assert said == [{"id": name, "name": name} for name in ("ann", "bob", "mine")]
     assert json.loads(ask(f"{url}/health")[2]) == {"status": "ok", "waiting": 0}
 
 

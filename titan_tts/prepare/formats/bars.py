@@ -13,6 +13,7 @@ it: because it has quotes, which are doubled, or bars.
 
 import os
 import re
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -153,11 +154,12 @@ class Bars:
 
 
 def has_bars(path: str) -> bool:
-    """True if the first line of a file has bars."""
+    """True if the first line of a file has bars. Raises InputError for UTF-16, as Notepad's "Unicode"."""
     if not os.path.isfile(path):
         return False
     with open(path, "rb") as file:
         start = file.read(1 << 16).lstrip()
+    require(not start.startswith((BOM_UTF16_LE, BOM_UTF16_BE)), f"{path}: {NOT_UTF8}")
     return b"|" in start.partition(b"\n")[0] and b"\0" not in start
 
 

@@ -80,6 +80,10 @@ class Manifest:
 
     def _json_rows(self) -> Iterator[_Row]:
         for number, line in enumerate(self._lines(), 1):
+            require(
+                line.strip() not in ("[", "{"),
+                f"{self.path}: is JSON of several lines; write one object per line",
+            )
             if line.strip():
                 yield number, _json_row(line)
 
@@ -93,7 +97,9 @@ class Manifest:
             line = next(self._lines(), "")
             # As spreadsheets write it where the comma is in numbers.
             separator = ";" if ";" in line and "," not in line else ","
-            reader = csv.reader(self._lines(), delimiter=separator, strict=True)
+            reader = csv.reader(
+                self._lines(), delimiter=separator, strict=True, skipinitialspace=True
+            )
         first = 1
         try:
             header = next(reader, [])
