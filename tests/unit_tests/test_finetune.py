@@ -99,6 +99,24 @@ def test_another_base_or_method_is_not_continued(finetune, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    "device, has_bfloat16, checkpointing, precision",
+    [("cuda", False, None, None), ("cpu", True, "none", None), ("cpu", False, "none", "float32")],
+)
+def test_a_cpu_keeps_activations_and_computes_in_the_faster_precision(
+    finetune, monkeypatch, device, has_bfloat16, checkpointing, precision
+):
+    monkeypatch.setattr("torchtitan.tools.utils.device_type", device)
+    for name in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
+        monkeypatch.setattr(f"torch.cpu.{name}", lambda: has_bfloat16)
+    given = "--training.mixed_precision_param", "bfloat16"  # what is given comes last
+    train = finetune(SECONDS, 1.0, *given)["train"]
+    assert train[-2:] == given
+    keys = dict(zip(train[2:-2:2], train[3:-2:2], strict=True))
+    assert keys.get("--activation_checkpoint.mode") == checkpointing
+    assert keys.get("--training.mixed_precision_param") == precision
+
+
+@pytest.mark.parametrize(
     "minutes, method, given, steps, lr, validations",
     [
         (1.0, "full", 0, 400, 0.002, (134, 12)),

@@ -246,6 +246,7 @@ def _train(options: Options, base: Path, data: Path, encoder: dict[str, str]) ->
         "validation.samples": samples,
         "validation.keep_best": "best_heldout_loss",
         "checkpoint.interval": max(1, steps // 2),
+        **_of_this_machine(),
     }
     if options.keep:
         keys["data.weights"] = "1,1"
@@ -253,6 +254,21 @@ def _train(options: Options, base: Path, data: Path, encoder: dict[str, str]) ->
         keys |= {"optimizer.name": "AdamW", "optimizer.base_dim": 0}
     arguments = [part for key, value in keys.items() for part in (f"--{key}", str(value))]
     _titan_tts("train", str(base / FINE_TUNE), *arguments, *options.config_args)
+
+
+def _of_this_machine() -> dict[str, str]:
+    """Keys in which a CPU differs from what the base was trained on: its memory holds all activations, and bfloat16 is many
+    times slower where it has no instructions for it."""
+    import torch
+    from torchtitan.tools import utils
+
+    from torchtitan.models.dit_tts.infra.cpu_kernels import multiplies_bfloat16
+
+    device = torch.device(utils.device_type)
+    if device.type != "cpu":
+        return {}
+    precision = {} if multiplies_bfloat16(device) else {"training.mixed_precision_param": "float32"}
+    return {"activation_checkpoint.mode": "none"} | precision
 
 
 def _within(bounds: tuple[int, int], value: int) -> int:
