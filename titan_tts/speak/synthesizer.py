@@ -16,6 +16,7 @@ from titan_tts.speak.blocks import Blocks
 from titan_tts.speak.lengths import Lengths, speech_end
 from titan_tts.speak.load_run import LoadedRun
 from titan_tts.speak.long_text import split_text
+from titan_tts.speak.sampling_options import check_text
 from titan_tts.speak.speech_data import (
     SpeechData,
     encode_reference,
@@ -286,6 +287,9 @@ class Synthesizer:
                 captions if len(captions) > 1 else captions * len(texts),
             )
         ]
+        for each in utterances:
+            require(bool(each.text.strip()), "a text is empty; give one")
+            check_text(each.text, self.run.tokenizer, f"the text {each.text[:40]!r}")
         pieces = [self.pieces(each) for each in utterances]
         said = dict(self.say(pieces, seed, max(len(texts), _BATCH), sampling))
         return [join(said[index]) for index in range(len(texts))]

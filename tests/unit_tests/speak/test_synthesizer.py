@@ -15,9 +15,10 @@ from titan_tts.speak.long_text import clean_text, split_text
 from titan_tts.speak.request_lists import Request
 from titan_tts.speak.sampling_options import SamplingOptions
 from titan_tts.speak.utterance import Speech, Utterance, Voice, join, part
+from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
 
 
-def test_alone_as_in_a_batch(synthesizer):
+def test_alone_as_in_a_batch(synthesizer, monkeypatch):
     texts = ["one", "two one two one", "one"]
     voices = ["ann", Voice(torch.ones(3, CHANNELS)), None]
     together = synthesizer.synthesize(texts, voices, seed=2)
@@ -35,6 +36,11 @@ def test_alone_as_in_a_batch(synthesizer):
     assert synthesizer.synthesize([]) == []
     refused(lambda: synthesizer.synthesize(texts, ["ann", "bob"]), "3 texts with 2 voices")
     refused(lambda: synthesizer.synthesize(["one"], ["eve"]), "--speaker = eve", "'ann', 'bob'")
+    refused(lambda: synthesizer.synthesize(["one", "  "]), "a text is empty")
+    monkeypatch.setattr(
+        UnitTokenizer, "unknown_characters", lambda _, text: sorted({*text} & {"ö"})
+    )
+    refused(lambda: synthesizer.synthesize(["one", "öne"]), "'öne' has characters", "'ö'")
 
 
 def test_options_from_python(tmp_path, monkeypatch):
