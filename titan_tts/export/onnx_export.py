@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import torch
@@ -158,7 +159,10 @@ def export_onnx(options: Options, out: Path) -> str:
         voices[voice] = speech_data.reference(voice)[:longest].float().numpy()
     with new_folder(out) as temporary:
         _write_graphs(temporary, loaded, predictor, codec, options.dtype)
-        np.savez(temporary / "voices.npz", **voices)
+        with ZipFile(temporary / "voices.npz", "w") as archive:  # np.savez takes no name "file"
+            for voice, latents in voices.items():
+                with archive.open(f"{voice}.npy", "w") as member:
+                    np.lib.format.write_array(member, latents)
         if loaded.tokenizer.aligner is not None:
             loaded.tokenizer.aligner.save(temporary)
         default = options.voices[0] if options.voices else speech_data.default_voice

@@ -1,7 +1,7 @@
 """A voice of ONNX graphs: reads its folder, which may be a stranger's, and speaks by it.
 
 voice.json     SETTINGS; reader: arguments of `Reader`; steps: as `flow.solvers.Step`, (times, width, branches);
-               caption_steps: with captions, max_caption bytes of which are read, 0: the voice takes none
+               caption_steps: with captions, of at most max_caption bytes, 0: the voice takes none
 encoder.onnx   text, reference and caption -> keys and values of each in all blocks
 step.onnx      noisy latents, time, keys and values -> velocity; guidance and solver are here
 length.onnx    text, reference and caption -> logarithm of the latent frames
@@ -279,7 +279,10 @@ class OnnxVoice:
     def _captioned(self, caption: str) -> dict[str, np.ndarray]:
         most = self.settings["max_caption"]
         require(most > 0 or not caption, f"{self.folder} takes no captions; leave caption out")
-        ids = list(nfc(caption).strip().encode("utf-8", "replace")[:most])
+        ids = list(nfc(caption).strip().encode("utf-8", "replace"))
+        require(
+            len(ids) <= most, f"the caption has {len(ids)} bytes, but at most {most} are allowed"
+        )
         return {"caption": np.array([ids or [0]]), "has_caption": np.array([bool(ids)])}
 
     def _patches(self, reference: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ export async function open(folder) {
     return found.ok && found.arrayBuffer()
   }
   const settings = JSON.parse(new TextDecoder().decode(await fetched("voice.json")))
-  const { reader, channels, patch, hop, max_reference, max_caption, noise_scale } = settings
+  const { reader, channels, patch, hop, max_reference, max_tokens, max_caption, noise_scale } = settings
   if (settings.format != "titan-tts-onnx 1" || !/^en/.test(reader.language) || reader.in_bytes)
     throw Error(`${folder} is no export of a model that reads the phones of English`)
   const voices = arrays(await fetched("voices.npz")), aligner = arrays(await fetched("aligner.npz"))
@@ -63,14 +63,16 @@ export async function open(folder) {
     const numbers = ids => new ort.Tensor("int64", ids.map(BigInt), [1, ids.length])
     const latents = voice ? voices[voice]?.slice(0, max_reference * channels) : []
     if (!latents) throw Error(`there is no voice ${voice}; the folder has: ${Object.keys(voices).join(", ")}`)
-    const words = [...new TextEncoder().encode(caption.normalize("NFC").trim())].slice(0, max_caption)
+    if (ids.length > max_tokens) throw Error(`the text has ${ids.length} phones, but at most ${max_tokens} are allowed; shorten it`)
+    const words = new TextEncoder().encode(caption.normalize("NFC").trim())
     if (caption && !max_caption) throw Error("the voice takes no captions")
+    if (words.length > max_caption) throw Error(`the caption has ${words.length} bytes, but at most ${max_caption} are allowed`)
     const patches = Math.max(1, Math.ceil(latents.length / patch / channels))
     const reference = new Float32Array(patches * patch * channels)
     reference.set(latents)
     return {
       ids: numbers(ids),
-      caption: numbers(words.length ? words : [0]),
+      caption: numbers(words.length ? [...words] : [0]),
       positions: tensor(aligner ? [-1, ...positions(spoken), -1] : ids.map(() => -1), [1, ids.length]),
       reference: tensor(reference, [1, patches, patch * channels]),
       has_speaker: new ort.Tensor("bool", [!!voice], [1]),
