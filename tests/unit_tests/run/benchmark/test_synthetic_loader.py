@@ -94,11 +94,12 @@ def test_every_shape_comes_in_the_warm_up_and_then_the_order(tmp_path):
 
 def test_other_batches(tmp_path):
     """All of the longest; condition ids behind the text's."""
-    loader = loader_of(config(tmp_path, "--benchmark.lengths=longest"))
-    assert loader.policy.shapes == ((128, 64, 64),)
+    longest = "--benchmark.lengths=longest", "--data.max_speaker_frames=192"  # above max_frames
+    loader = loader_of(config(tmp_path, *longest))
+    assert loader.policy.shapes == ((128, 64, 192),)
     batch, labels = loader.micro_batch(0)
     assert (labels == 0).all()
-    assert (batch["text_tokens"] == 64).all() and (batch["speaker_frames"] == 64).all()
+    assert (batch["text_tokens"] == 64).all() and (batch["speaker_frames"] == 192).all()
 
     job = config(tmp_path, "--data.conditioning=speaker,duration")
     ids = loader_of(job).micro_batch(0)[0]["text_ids"]
