@@ -168,8 +168,12 @@ def test_where_none_is_stored_training_says_so_and_fixed_ones_are_drawn(tmp_path
     ]
     samples[5].metadata["speaker"] = "alone"
     write_shard(tmp_path / "000000.tar", samples)
+    # The one that is too long for training has a stored one.
+    too_long = make_samples(1, channels=CHANNELS, frames=lambda _: 201)
+    write_shard(tmp_path / "000001.tar", too_long)
     with pytest.raises(InputError, match="no sample has a stored reference.*references = 'drawn'"):
         build(tmp_path)
+    (tmp_path / "000001.tar").unlink()
     dataset = build(tmp_path, **DRAWN).dataset
     fixed, again = FixedReferences(dataset), FixedReferences(dataset)
     codes, _ = dataset.labels("speaker")
