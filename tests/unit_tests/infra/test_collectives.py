@@ -81,11 +81,13 @@ def test_an_error_of_one_rank_is_raised_on_all(second_rank, rank):
     def fail(rank):
         raise ValueError("no disk")
 
-    second_rank(lambda mine: ("its result", None), rank)
+    told = []
+    second_rank(lambda mine: told.append(mine) or ("its result", None), rank)
     found = run_on_all_ranks(lambda number: number, "read")
     assert found == ([0, "its result"] if rank == 0 else ["its result", 1])
     with pytest.raises(ValueError, match="no disk"):  # the rank's own error
         run_on_all_ranks(fail, "read")
+    assert told == [(rank, None), (None, "no disk")]  # the other rank waits for both
     second_rank(lambda mine: (None, "no disk"), rank)
     with pytest.raises(InputError, match=f"rank {1 - rank} could not read: no disk"):
         run_on_all_ranks(lambda number: number, "read")

@@ -71,18 +71,22 @@ def test_what_is_computed_again_takes_time_and_counts_in_no_rate():
         assert step.flops == 36 * flops
 
 
-def test_fp8_speeds_up_products_only_and_another_gpu_is_scaled_by_its_peak_and_bandwidth():
-    plain, fp8, other = (
-        debug_planner(*given, cluster=Cluster(find_device(gpu), 1, 1)).step(Batches(LENGTHS, 12, 1))
-        for given, gpu in (([], "H200"), (["--model.converters=float8"], "H200"), ([], "A100"))
-    )
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_fp8_speeds_up_products_only_and_another_gpu_is_scaled_by_its_peak_and_bandwidth(tensor):
+    def step(*given, gpu="H200"):
+        degrees = {"tensor_parallel_degree": tensor, "backend": "megatron"}
+        cluster = Cluster(find_device(gpu), tensor, 1)
+        planner = debug_planner(*given, cluster=cluster, parallelism=degrees)
+        return planner.step(Batches(LENGTHS, 12, 1))
+
+    plain, fp8, other = step(), step("--model.converters=float8"), step(gpu="A100")
     # 64 frames, 40 tokens and 16 patches are the keys of 4 blocks.
-    attention = 12 * 12 * 4 * 64 * (64 + 40 + 16) * 192 / 0.69 / 989e12
+    attention = 12 * 12 * 4 * 64 * (64 + 40 + 16) * 192 / tensor / 0.69 / 989e12
     products = plain.time["matmuls and attention"] - attention
     assert fp8.time["matmuls and attention"] == pytest.approx(attention + products / 1.7)
     ratios = [other.time[name] / plain.time[name] for name in list(plain.time)[:4]]
     assert ratios == pytest.approx([989 / 312, 4800 / 2039, 1, 4800 / 2039])
-    given = debug_planner("--metrics.peak_tflops=500").step(Batches(LENGTHS, 12, 1))
+    given = step("--metrics.peak_tflops=500")
     assert given.mfu(2.0) == pytest.approx(plain.mfu(2.0) * 989 / 500)
 
 

@@ -136,7 +136,7 @@ def activations(arguments, args, tensor):
         (["--compile.enable", "--kernels.modulated_norm=triton"], 1, 4 * (1.37 * U + 3 * 2 * 10 * 8)),
         # Heads and units of the MLP are divided, and under sequence parallelism the rest, too.
         (["--compile.no-enable"], 2, 4 * 2.08 * 2 * 10 * (20 + 32 + 24)),
-        (["--megatron.sequence_parallel"], 2, 4 * 2.08 * U / 2),
+        (["--megatron.sequence_parallel", "--activation_checkpoint.mode=full"], 2, (4 * 2 * 10 * 8 + 2.08 * U) / 2),
         (["--training.mixed_precision_param=float32"], 1, 2 * 4 * 2.08 * U),
     ],
 )  # fmt: skip

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.helpers.pretrained_checkpoints import WRITERS, encoded, write_tiny_t5
 from tests.helpers.sentences import refused
+from torchtitan.models.dit_tts import files
 from torchtitan.models.dit_tts.config.job_config import Encoder
 from torchtitan.models.dit_tts.text.hf_encoder import fetch_weights, find_source, weight_files
 from torchtitan.models.dit_tts.text.text_encoder import load_text_encoder
@@ -57,9 +58,11 @@ def test_the_layout_without_an_inner_text_model_loads_too(checkpoints, tmp_path)
 
 
 def test_what_cannot_be_had(tmp_path, monkeypatch):
-    refused(lambda: find_source("none", download=False), "neither a folder nor a hub name")
-    refused(lambda: find_source("nobody/none", download=False), "hf download nobody/none")
     asked = []
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "require_hub", lambda: asked.append("the hub") or 1 / 0)
+        refused(lambda: find_source("none", download=False), "neither a folder nor a hub name")
+        refused(lambda: find_source("nobody/none", download=False), "hf download nobody/none")
 
     def download(model, allow_patterns):
         asked.append(allow_patterns)
@@ -68,12 +71,10 @@ def test_what_cannot_be_had(tmp_path, monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     fetch_weights("nobody/none")
-    assert "*.safetensors" in asked[0] and asked[1] == [
-        "pytorch_model*"
-    ]  # only where there are none
-    refused(
-        lambda: fetch_weights("nobody/none"), "(no route to the hub)", "hf download nobody/none"
-    )
+    # The second only where there are none.
+    assert "*.safetensors" in asked[0] and asked[1] == ["pytorch_model*"]
+    words = "(no route to the hub)", "hf download nobody/none"
+    refused(lambda: fetch_weights("nobody/none"), *words)
     folder = write_tiny_t5(tmp_path / "t5")
     (folder / "model.safetensors").unlink()
     refused(lambda: fetch_weights(str(folder)), "has no weights")
