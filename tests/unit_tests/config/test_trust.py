@@ -68,7 +68,9 @@ def test_an_export_keeps_what_its_model_depends_on():
     # No scorer of speech for a fine-tune: it could be any function on the machine of whoever fine-tunes.
     config.samples.recognizer, config.samples.freq = "words:one", 100
     config.validation.keep_best = "wer"
-    sections = fine_tune_config(config, "mel_dct", "bytes")
+    sections, of_file = (fine_tune_config(config, codec, "bytes") for codec in ("mel_dct", ""))
+    assert sections["sampling"]["codec"] == "mel_dct" and "codec" not in of_file["sampling"]
+    assert "vocab_size" not in sections["encoder"]  # new data may bring more ids
     assert "keep_best" not in sections["validation"] and "samples" not in sections
 
 
