@@ -54,7 +54,7 @@ def submit(folder: Path, *arguments: str, **variables: str) -> subprocess.Popen:
         )
         (folder / "bin" / name).chmod(0o755)
     own = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[1-2]"}
-    own |= {"CONFIG": str(CONFIG), "GPUS": "1", "PYTHON": str(folder / "bin/stub")}
+    own |= {"CONFIG": str(CONFIG), "SLURM_GPUS_ON_NODE": "4", "PYTHON": str(folder / "bin/stub")}
     own["PATH"] = f"{folder}/bin:{os.environ['PATH']}"
     place = [f"--job.dump_folder={folder}", "--job.experiment=run"]
     return subprocess.Popen(
@@ -114,7 +114,7 @@ def test_hostile_arguments_reach_the_process_unchanged(tmp_path):
     found = json.loads((tmp_path / "arguments.json").read_text())
     assert found[-1] == hostile and f"--job.description={hostile}" in found
     assert found[:4] == ["-m", "titan_tts", "train", str(CONFIG)]
-    assert found[4:8] == ["--nodes", "2", "--nproc", "1"]
+    assert found[4:8] == ["--nodes", "2", "--nproc", "4"]
 
 
 @pytest.mark.slow

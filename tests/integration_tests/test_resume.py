@@ -80,4 +80,5 @@ def test_a_rank_that_stands_still_is_named(tmp_path):
     ranks = json.loads((tmp_path / "run" / "ranks.json").read_text())
     assert [each["pid"] for each in ranks] == [process.pid for process in run.processes]
     log = run.log.read_text()
+    assert f"error: {state['error']}\n" in log and "Traceback" not in log
     assert all(f"rank {each['rank']}: host {each['host']}" in log for each in ranks)

@@ -32,7 +32,7 @@ from torchtitan.models.dit_tts.config.shipped import shipped_path
 from torchtitan.models.dit_tts.errors import InputError, quiet_known_warnings, require_modules
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
-from torchtitan.models.dit_tts.flow.solvers import plan_steps
+from torchtitan.models.dit_tts.flow.solvers import SOLVERS, plan_steps
 from torchtitan.models.dit_tts.infra.kernels import use_operations
 from torchtitan.models.dit_tts.model.attention_backends import GuidedKeys
 from torchtitan.models.dit_tts.model.conditions import Conditions
@@ -265,6 +265,7 @@ def _check(loaded: LoadedRun, codec: str, predictor: LoadedRun | None) -> None:
         "[data] conditioning": vocabulary.conditioning,
         "no speaker encoder": not loaded.model.args.speaker_reference,
         "[objective] loss_on_padding": config.objective.loss_on_padding,
+        f"solver {sampling.solver!r}": SOLVERS[sampling.solver].advance != SOLVERS["euler"].advance,
         "[sampling] rescale_k": sampling.rescale_k != 1.0,
         "[sampling] speaker_kv_scale": sampling.speaker_kv_scale != 1.0,
         f"{size} bytes of weights": size > MAX_GRAPH - 2**20,

@@ -49,7 +49,7 @@ REFUSED = """
 1 | validation.batch_size = 1 | = 1, but it must be at least 2
 1 | validation.times = [0.0] | greater than 0 and at most 1
 1 | data.max_speaker_frames = 383 | max_speaker_frames = 383 | patch_size = 4
-4 | parallelism.data_parallel_shard_degree = 3 | = 3, but 4 processes | must be 4
+4 | parallelism.data_parallel_shard_degree = 3 | = 3, but 4 processes | product 4, or --nproc x --nodes 3
 1 | parallelism.data_parallel_shard_degree = -2 | shard_degree -2
 2 | parallelism.tensor_parallel_degree = 2 | tensor_parallel_degree = 2 | to 1 | 'megatron'
 1 | megatron.fp8 = true | [megatron] has no effect | 'torchtitan'
@@ -278,6 +278,7 @@ def test_what_the_machine_must_have(toml, device, expected, monkeypatch):
     config = config_from_dict(tomllib.loads(toml.replace("; ", "\n")), "test")
     needed: list[str] = []
     monkeypatch.setattr(checks, "device_type", device)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr(checks, "require_modules", lambda *names: needed.extend(names))
     if " to " in expected:
         with pytest.raises(InputError, match=expected):
@@ -285,6 +286,18 @@ def test_what_the_machine_must_have(toml, device, expected, monkeypatch):
     else:
         checks.validate_machine(config)
         assert needed == expected.split()
+
+
+def test_each_process_needs_a_gpu_of_its_own(monkeypatch):
+    """More processes than GPUs on a machine; upstream's error is CUDA's."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    for local, device in ((2, "cuda"), (3, "cpu")):
+        monkeypatch.setattr(checks, "device_type", device)
+        monkeypatch.setenv("LOCAL_RANK", str(local))
+        checks.validate_machine(JobConfig())
+    monkeypatch.setattr(checks, "device_type", "cuda")
+    with pytest.raises(InputError, match="process 3 .* torch sees 3; give --nproc 3"):
+        checks.validate_machine(JobConfig())
 
 
 def test_a_resume_needs_no_initial_checkpoint(tmp_path):

@@ -33,6 +33,7 @@ from titan_tts.onnx_voice.voice import OnnxVoice, Reader
 from titan_tts.speak.utterance import Utterance, Voice
 from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.config import exported
+from torchtitan.models.dit_tts.flow import solvers
 from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys
 from torchtitan.models.dit_tts.run.manifest import read_manifest, write_manifest
 from torchtitan.models.dit_tts.speech.codec import build_codec
@@ -272,7 +273,7 @@ def test_a_strangers_folder_is_refused_in_a_sentence(made, tmp_path, name, conte
     refused(lambda: onnx_voice.load(folder).speak("one"), str(folder), sentence)
 
 
-def test_what_it_cannot_do_is_said_before_it_is_written(made, tmp_path, capsys):
+def test_what_it_cannot_do_is_said_before_it_is_written(made, tmp_path, capsys, monkeypatch):
     for given, sentence in (
         ("--onnx --dtype=bfloat16", "--onnx is written with --dtype float32 or int8"),
         ("--onnx --license=mit", "without --adapter and --license"),
@@ -284,6 +285,10 @@ def test_what_it_cannot_do_is_said_before_it_is_written(made, tmp_path, capsys):
         assert sentence in capsys.readouterr().err
     assert main(["export", str(made / "model/duration"), str(tmp_path / "out"), "--onnx"]) == 2
     assert "a network that predicts lengths" in capsys.readouterr().err
+    own = solvers.Solver(solvers.SOLVERS["midpoint"].times, lambda v, x, step, history: x)
+    monkeypatch.setitem(solvers.SOLVERS, "midpoint", own)
+    assert main(["export", str(made / "model"), str(tmp_path / "out"), "--onnx"]) == 2
+    assert "solver 'midpoint', with which titan_tts.onnx_voice" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -114,7 +114,9 @@ def test_starts_beside_and_after_each_other(tmp_path):
     first.fail(MemoryError())
     first.close()
     # An earlier start's failure is no cause of this one's.
-    RunFolder(tmp_path, 0).fail(RuntimeError("no data"), "rank 3 stalls at step 2")
+    noted = RuntimeError("no data")
+    noted.add_note("rank 3 stalls at step 2")
+    RunFolder(tmp_path, 0).fail(noted)
     failed = state_of(tmp_path)
     assert (failed["state"], failed["error"]) == ("failed", "no data; rank 3 stalls at step 2")
     # A start that was refused changes nothing, nor does one beside it.

@@ -113,6 +113,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".:")
 
 
+def sentence_of(error: BaseException) -> str:
+    """The first line of an error's message and what was noted on it, such as the rank that the others waited for."""
+    return "; ".join([first_line(error), *getattr(error, "__notes__", [])])
+
+
 @contextmanager
 def reading(path: str | os.PathLike, remedy: str = "copy it again") -> Iterator[None]:
     """Turns whatever goes wrong in the block, which reads a file by `bounded` and judges it, into an InputError."""
@@ -156,7 +161,8 @@ def _missing_module(name: str) -> str:
 
 
 def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable[[list[str]], int]:
-    """Turns an InputError into its sentence on stderr and exit status 2, an interrupt into 130.
+    """Turns an InputError into its sentence on stderr and exit status 2, a lack of memory or a timeout into 1, an
+    interrupt into 130; with TITAN_TTS_TRACEBACK in the environment the traceback is printed, too.
 
     With several ranks the same sentence may appear more than once.
     """
@@ -182,20 +188,24 @@ def report_input_errors(function: Callable[[list[str]], int | None]) -> Callable
                     raise
                 where = f"{error.filename}: " if error.filename else ""
                 message = f"{where}{_FULL[error.errno]} and give the same command again"
-            if os.environ.get("TITAN_TTS_TRACEBACK"):
-                traceback.print_exc()
-            show(f"error: {without_secrets(message)}", sys.stderr)
-            return EXIT_INPUT_ERROR
-        except RuntimeError as error:
-            if not is_lost_peer(error):
+            return _say(message, EXIT_INPUT_ERROR)
+        except (RuntimeError, MemoryError) as error:
+            lost = is_lost_peer(error)
+            if not lost and failure_state(error) == "failed":
                 raise
-            show(f"error: {LOST_PEER}", sys.stderr)
-            return 1
+            return _say(LOST_PEER if lost else sentence_of(error), 1)
         except KeyboardInterrupt as error:
             show(f"error: {str(error) or 'interrupted'}", sys.stderr)
             return EXIT_INTERRUPTED
 
     return wrapped
+
+
+def _say(message: str, status: int) -> int:
+    if os.environ.get("TITAN_TTS_TRACEBACK"):
+        traceback.print_exc()
+    show(f"error: {without_secrets(message)}", sys.stderr)
+    return status
 
 
 @contextmanager
@@ -206,7 +216,7 @@ def _error_left_in_file() -> Iterator[None]:
     except Exception as error:
         path = os.environ.get(ERROR_FILE_VARIABLE)
         if path and not is_lost_peer(error):
-            sentence = without_secrets(str(error).split("\n")[0]) or type(error).__name__
+            sentence = without_secrets(sentence_of(error))
             with suppress(OSError), open(path, "x") as file:
                 json.dump({"state": failure_state(error), "error": sentence}, file)
         raise

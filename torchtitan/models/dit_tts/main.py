@@ -28,7 +28,7 @@ _QUIET_FILES = (
 )
 """Files of upstream whose messages below a warning are about language models, or say what ours say"""
 
-_QUIET = ("Mixed precision training with TP", "Checkpointing active", "purge thread")
+_QUIET = ("precision training with TP", "Checkpointing active", "purge thread", "ENV[TORCH_NCCL")
 
 
 def concerns_this_run(record: logging.LogRecord) -> bool:
@@ -110,9 +110,10 @@ def train(args: list[str]) -> int:
         stopped_by = trainer.stopped_by
         folder.set_state(state_after(stopped_by) if stopped_by else "completed", trainer.step)
     except (Exception, KeyboardInterrupt, CheckpointException) as error:
-        behind = trainer.progress.behind() if trainer and failure_state(error) == "timeout" else ""
-        failure = error, behind
-        folder.fail(*failure)
+        if trainer and failure_state(error) == "timeout" and (behind := trainer.progress.behind()):
+            error.add_note(behind)
+        failure = error
+        folder.fail(error)
         raise
     finally:
         try:
@@ -121,7 +122,7 @@ def train(args: list[str]) -> int:
         finally:
             if failure is not None:
                 # A save in the background has ended by now: it counts, or its space is free again.
-                folder.fail(*failure)
+                folder.fail(failure)
             stop_signal.close()
             folder.close()
             gc.unfreeze()

@@ -20,8 +20,8 @@ def data_parallel_degree(config: JobConfig, world_size: int) -> int:
     require(
         product == world_size and shard > 0,
         f"[parallelism] data_parallel_replicate_degree {replicate} x data_parallel_shard_degree "
-        f"{shard}{by_tensor} = {product}, but {world_size} processes were started; their product "
-        f"must be {world_size} (NGPU sets the number of processes), and a shard degree of -1 takes all that are left",
+        f"{shard}{by_tensor} = {product}, but {world_size} processes were started; make the "
+        f"product {world_size}, or --nproc x --nodes {product}; a shard degree of -1 takes all that are left",
     )
     return replicate * shard
 

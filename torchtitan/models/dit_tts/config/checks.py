@@ -1,6 +1,9 @@
 """Checks a config against itself and the machine before anything is built or opened."""
 
+import os
 from operator import attrgetter
+
+import torch
 
 import torchtitan.config.job_config as titan
 from torchtitan.models.dit_tts.config.batch_split import batch_split, data_parallel_degree
@@ -77,6 +80,11 @@ def validate_config(
 
 def validate_machine(config: JobConfig) -> None:
     """Raises InputError where this machine cannot train with the config. A plan does not call it."""
+    local, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+    require(
+        device_type != "cuda" or local < gpus,
+        f"process {local} of this machine has no GPU of its own, as torch sees {gpus}; give --nproc {gpus}",
+    )
     require(
         device_type != "cpu" or not config.training.enable_cpu_offload,
         "[training] enable_cpu_offload = true needs an accelerator to offload from; set it to false",

@@ -30,8 +30,8 @@ from torchtitan.models.dit_tts.errors import (
     LOST_PEER,
     InputError,
     failure_state,
-    first_line,
     is_lost_peer,
+    sentence_of,
     without_secrets,
 )
 from torchtitan.models.dit_tts.files import JsonLines, write_atomic
@@ -191,7 +191,7 @@ class RunFolder:
         if self.rank == 0:
             self._write_state({"state": state, "step": step})
 
-    def fail(self, error: BaseException, behind: str = "") -> None:
+    def fail(self, error: BaseException) -> None:
         """Any rank writes why the run ended, and which rank the others waited for. The first rank to fail
         since this start wins: the others fail because of it. Where a wrong input or a signal ends the
         start before it can train, a new folder is removed, and another has the state that it had."""
@@ -212,8 +212,7 @@ class RunFolder:
         lost = is_lost_peer(error)
         if failed and (lost or not known.get("error", "").startswith(LOST_PEER)):
             return
-        sentence = LOST_PEER if lost else without_secrets(first_line(error))
-        why = f"{sentence}; {behind}" if behind else sentence
+        why = LOST_PEER if lost else without_secrets(sentence_of(error))
         state = {"state": failure_state(error), "step": self.step, "error": why}
         try:
             self._write_state(state | {"rank": self.rank})
