@@ -48,8 +48,10 @@ def test_every_part_has_to_agree(second_rank, rank):
     assert_equal_across_ranks(parts)
     for name in parts:
         second_rank(lambda mine: {**mine, name: 7}, rank)
-        with pytest.raises(InputError, match=f"rank 1 .* its {name} is"):
-            assert_equal_across_ranks(parts)
+        for what in ((), ("run folder",)):
+            words = f"rank 1 .* its {name} is .* the same {''.join(what) or 'shards in'}"
+            with pytest.raises(InputError, match=words):
+                assert_equal_across_ranks(parts, *what)
 
 
 def test_data_tokens_and_steps_are_compared(second_rank, tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import (
     _MEM_FORMAT_ENCODING,
     Metadata,
@@ -37,6 +38,23 @@ def save(path, content) -> None:
 def saved(tmp_path):
     save(tmp_path / "step-4", state())
     return tmp_path / "step-4"
+
+
+def test_a_checkpoint_without_another_machines_files_is_none(tmp_path, monkeypatch):
+    """As where each machine has a run folder of its own under one path."""
+    write = storage.CheckpointWriter.write_data
+
+    def elsewhere(self, *plan):
+        written = write(self, *plan)
+        (Path(self.path) / "__0_0.distcp").rename(tmp_path / "on_another_machine")
+        return written
+
+    monkeypatch.setattr(storage.CheckpointWriter, "write_data", elsewhere)
+    with pytest.raises(
+        CheckpointException, match=r"__0_0.distcp of another .* do not share the run folder"
+    ):
+        save(tmp_path / "step-4", state())
+    assert not (tmp_path / "step-4").exists()
 
 
 class Call:

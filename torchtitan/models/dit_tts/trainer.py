@@ -22,7 +22,11 @@ from torchtitan.models.dit_tts.data.collate import trim_padding
 from torchtitan.models.dit_tts.data.dataloader import LatentDataLoader
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.forward_pass import ForwardPass, Teacher, measure
-from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks, sum_over_samples
+from torchtitan.models.dit_tts.infra.collectives import (
+    assert_equal_across_ranks,
+    gather_from_ranks,
+    sum_over_samples,
+)
 from torchtitan.models.dit_tts.infra.compile import compile_frozen, compiled_graphs
 from torchtitan.models.dit_tts.infra.divergence import DivergenceGuard, StepStats
 from torchtitan.models.dit_tts.infra.ema import EMA
@@ -36,6 +40,7 @@ from torchtitan.models.dit_tts.model_config import DiTTTSModelConfig
 from torchtitan.models.dit_tts.run.benchmark.loader import build_random_encoder
 from torchtitan.models.dit_tts.run.benchmark.recorder import BenchmarkRecorder
 from torchtitan.models.dit_tts.run.checkpointing import RunCheckpointer
+from torchtitan.models.dit_tts.run.manifest import checkpoint_steps
 from torchtitan.models.dit_tts.run.messages import log_end, log_start
 from torchtitan.models.dit_tts.run.rollback import save_bad_step
 from torchtitan.models.dit_tts.run.run_folder import RunFolder
@@ -160,6 +165,10 @@ class DiTTTSTrainer(Trainer):
     def init_distributed(self) -> ParallelDims:
         dims = super().init_distributed()
         self.ranks = gather_ranks()
+        # Each rank looks there by itself for what the run has; else they would wait for each other.
+        saved = checkpoint_steps(self.run_folder.path / self.job_config.checkpoint.folder)
+        folder = f"run folder {self.run_folder.path}"
+        assert_equal_across_ranks({"list of saved steps": saved}, folder)
         return dims
 
     def _begin(self) -> None:

@@ -90,16 +90,16 @@ def share_of(count: int, rank: int, ranks: int) -> list[tuple[int, bool]]:
     return [(number, True) if number < count else (0, False) for number in numbers]
 
 
-def assert_equal_across_ranks(parts: dict[str, Any]) -> None:
-    """Raises InputError on every rank if `parts` differ between ranks. Each computes the order of the data by itself:
-    of different copies of it samples would be repeated or never seen, without any error."""
+def assert_equal_across_ranks(parts: dict[str, Any], what: str = "shards in [data] path") -> None:
+    """Raises InputError on every rank if `parts` of `what` differ between ranks. Each computes the order of the data by
+    itself: of different copies of it samples would be repeated or never seen, without any error."""
     gathered = gather_from_ranks(parts)
     for rank, other in enumerate(gathered):
         for name, value in gathered[0].items():
             if other[name] != value:
                 raise InputError(
-                    f"rank {rank} would train on other data than rank 0: its {name} is {other[name]}, "
-                    f"rank 0's {value}; every machine must see the same shards in [data] path"
+                    f"rank {rank} would train otherwise than rank 0: its {name} is {other[name]}, "
+                    f"rank 0's {value}; every machine must see the same {what}"
                 )
 
 

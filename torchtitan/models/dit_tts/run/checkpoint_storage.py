@@ -32,7 +32,7 @@ from torch.futures import Future
 
 from torchtitan.models.dit_tts.bounded import read_bytes
 from torchtitan.models.dit_tts.config.exported import WEIGHTS, is_exported
-from torchtitan.models.dit_tts.errors import InputError
+from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.infra.collectives import (
     run_on_all_ranks,
     single_process,
@@ -105,6 +105,11 @@ class CheckpointWriter(dcp.FileSystemWriter):
         read_table(folder)  # a table that cannot be read back must not become a checkpoint
         every = [result for of_rank in results for result in of_rank]
         files = [r.file for r in every if isinstance(r, _HashedWriteResult)]
+        for name, *_ in files:
+            require(
+                (folder / name).exists(),
+                f"{name} of another machine is not in {folder}, so they do not share the run folder",
+            )
         files.append((METADATA, *size_and_hash(folder / METADATA)))
         write_entries(folder, files, self.trained_with)
         if self.final_path.exists():  # of the same step, from before a roll back
