@@ -163,6 +163,30 @@ def test_tensor_parallelism_sums_activations():
     assert divided["tensor parallelism"].volume == pytest.approx(1.5 * each.volume)
 
 
+def test_three_passes_of_a_teacher_are_as_much_as_a_forward_and_a_backward_pass():
+    planner, models = debug_planner("--activation_checkpoint.mode=none"), []
+    for passes in (0, 3):
+        args = replace(planner.model.args, teacher_passes=passes)
+        models.append(replace(planner.model, args=args))
+    (one, taught), (two, taught_two) = (
+        [step_of(planner.config, model, Layout(1, 2, tensor)) for model in models]
+        for tensor in (1, 2)
+    )
+    # Of the products that are divided: conditions are encoded once.
+    less, taught_less = (
+        whole.time["matmuls and attention"] - half.time["matmuls and attention"]
+        for whole, half in ((one, two), (taught, taught_two))
+    )
+    assert taught_less == pytest.approx(2 * less)
+    name = "pointwise kernels"
+    assert taught.time[name] == pytest.approx(2 * one.time[name])
+    plain, moved = ({t.name: t.volume for t in step.transfers} for step in (two, taught_two))
+    assert moved["all-gather, teacher"] == pytest.approx(3 * plain["all-gather, backward"])
+    assert moved["tensor parallelism"] == pytest.approx(4 * plain["tensor parallelism"])
+    memory = taught.memory
+    assert memory["teacher"] == memory["weights"] + memory["gathered weights"]
+
+
 @pytest.mark.parametrize(
     "micro_batches, moved, exposed",
     [
