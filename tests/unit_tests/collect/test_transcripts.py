@@ -65,6 +65,7 @@ def test_one_recognizer_agrees_with_nothing_and_tells_how_sure_it_is(monkeypatch
         ("one two three four", "one two three", "en", 0.75),
         ("one two three", "one two three four", "en", 0.75),
         ("five cats sleep", "um, five cats sleep", "en", 1.0),  # hesitation is no word
+        ("um fünf Uhr", "fünf Uhr", "de", 2 / 3),  # which there it is
         ("extraordinary tests", "a b c d", "en", 0.0),  # the longer one has more words, not letters
         ("a cat", "", "en", 0.0),
         ("", "...", "en", 0.0),

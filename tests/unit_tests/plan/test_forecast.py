@@ -1,6 +1,7 @@
 """Steps, runs and layouts: against the one measurement, and by hand."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -164,20 +165,15 @@ def test_tensor_parallelism_sums_activations():
 
 
 def test_three_passes_of_a_teacher_are_as_much_as_a_forward_and_a_backward_pass():
-    planner, models = debug_planner("--activation_checkpoint.mode=none"), []
-    for passes in (0, 3):
+    planner, steps = debug_planner("--activation_checkpoint.mode=none"), []
+    for passes, tensor in product((0, 3), (1, 2)):
         args = replace(planner.model.args, teacher_passes=passes)
-        models.append(replace(planner.model, args=args))
-    (one, taught), (two, taught_two) = (
-        [step_of(planner.config, model, Layout(1, 2, tensor)) for model in models]
-        for tensor in (1, 2)
-    )
+        model = replace(planner.model, args=args)
+        steps.append(step_of(planner.config, model, Layout(1, 2, tensor)))
+    (one, two), (taught, taught_two) = steps[:2], steps[2:]
     # Of the products that are divided: conditions are encoded once.
-    less, taught_less = (
-        whole.time["matmuls and attention"] - half.time["matmuls and attention"]
-        for whole, half in ((one, two), (taught, taught_two))
-    )
-    assert taught_less == pytest.approx(2 * less)
+    a, b, c, d = (each.time["matmuls and attention"] for each in steps)
+    assert c - d == pytest.approx(2 * (a - b))
     name = "pointwise kernels"
     assert taught.time[name] == pytest.approx(2 * one.time[name])
     plain, moved = ({t.name: t.volume for t in step.transfers} for step in (two, taught_two))
