@@ -112,6 +112,7 @@ def test_wrong_words_are_marked():
     assert ("said", "wrong", "paid") in found and ("right", "extra", "") in found
     assert [word for word, kind, _ in found if kind == "right"][:2] == ["mister", "brown"]
     assert marks("one two three", "one three")[1] == ("2", "missing", "")
+    assert marks("rot", "um rot", "de")[0] == ("um", "extra", "") and len(marks("a", "um a")) == 1
     assert marks("...", "well") == [("well", "extra", "")] and marks("one", "")[0][1] == "missing"
 
 

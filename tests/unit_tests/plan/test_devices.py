@@ -25,10 +25,8 @@ def test_devices_are_found_by_the_drivers_names(reported, name):
 
 
 def test_figures_of_devices():
-    assert (H200.memory_gib, H200.bandwidth, H200.link, H200.fp8) == (139, 4.8e12, 450e9, True)
-    assert H200.peak_flops == 989e12 and Cluster(H200, 8, 2).inter_node == 8 * 50e9
+    assert H200.memory_gib == 139 and Cluster(H200, 8, 2).inter_node == 8 * 50e9
     assert Cluster(H200, 8, 2, 25.0).inter_node == 25e9 and Cluster(H200, 8, 3).gpus == 24
-    assert all(device.peak_flops > 3e14 for device in DEVICES)
     assert {each.name for each in DEVICES if each.gpus_per_node != 8} == {"GH200"}
     assert find_device("GH200").gpus_per_node == 4
     sizes = {(64, 0): (8, 8), (4, 0): (4, 1), (64, 16): (16, 4), (8, 0): (8, 1)}
@@ -38,8 +36,6 @@ def test_figures_of_devices():
 
 
 def test_what_a_device_cannot_train():
-    with pytest.raises(InputError, match="mixed_precision_param = 'float32'"):
-        check_device(debug_config("--training.mixed_precision_param=float32"), H200)
     fp8 = debug_config("--model.converters=float8")
     check_device(fp8, H200)
     with pytest.raises(InputError, match="A100 has no fp8"):
