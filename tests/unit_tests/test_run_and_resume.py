@@ -160,15 +160,16 @@ def test_a_signal_ends_the_run_after_a_step_that_is_saved(
 
 
 @pytest.mark.long
-def test_ranks_compare_what_the_run_has_saved_before_they_read_it(tmp_path, train, monkeypatch):
+def test_ranks_compare_commands_and_what_the_run_has_saved(tmp_path, train, monkeypatch):
     """Machines with a run folder each would wait for each other in different collectives."""
     given = []
     to = "torchtitan.models.dit_tts.trainer.assert_equal_across_ranks"
-    monkeypatch.setattr(to, lambda parts, what: given.append((*parts.values(), what)))
-    folder = f"run folder {tmp_path / 'run'}"
+    monkeypatch.setattr(to, lambda *each: given.append(each))
     for steps, saved in ((4, []), (5, [2, 4])):
-        assert train("run", f"--training.steps={steps}") == 0
-        assert given.pop() == (saved, folder) and not given
+        assert train("run", f"--training.steps={steps}", "--optimizer.lr=0.003") == 0
+        parts, what = given.pop()
+        assert parts["list of saved steps"] == saved and parts["optimizer.lr"] == 0.003
+        assert what == f"command and run folder {tmp_path / 'run'}" and not given
 
 
 @pytest.mark.long

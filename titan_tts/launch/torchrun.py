@@ -45,6 +45,7 @@ def agent(args: list[str]) -> int:
     """torchrun in this process, which ends with its ranks or its parent."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
     from torch.distributed.run import main as torchrun
 
     parent = os.getppid()
@@ -63,6 +64,10 @@ def agent(args: list[str]) -> int:
     except SignalException as error:
         print(f"error: {error}", file=sys.stderr)
         return 128 + error.sigval
+    except RendezvousError as error:
+        remedy = "give all --nodes of them the same command, with a --rendezvous that each reaches"
+        show(f"error: the machines have not met ({type(error).__name__}); {remedy}", sys.stderr)
+        return 1
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         # A rank that a signal ended has a negative status; shells call that 128 + signal.

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -65,7 +66,20 @@ def test_the_command_ends_with_the_status_of_torchrun(monkeypatch, end, status):
     check = f"all(each in ' '.join(sys.argv) for each in ({own})) or sys.exit(99)"
     monkeypatch.setattr(torchrun, "_AGENT", f"import os, sys; {check}; {end}")
     machines = ["--nodes", "3", "--rendezvous", "host:7"]
-    assert cli.main(["train", "debug", "--nproc", "2", *machines]) == status
+    command = ["train", "debug", "--nproc", "2", *machines]
+    assert cli.main(command) == status
+    assert cli.main([*command, "--training.stepss", "3"]) == 2  # before anything starts
+
+
+@pytest.mark.long
+def test_a_machine_that_waits_in_vain_for_another_says_so():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = f"--rdzv_endpoint=localhost:{free.getsockname()[1]}"
+    command = [sys.executable, "-m", "titan_tts.launch.torchrun", "--nnodes=2", place]
+    command += ["--rdzv_backend=c10d", "--rdzv_conf=join_timeout=1", "rank.py"]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 1 and "Traceback" not in found.stderr
+    assert "error: the machines have not met (RendezvousTimeoutError); give all" in found.stderr
 
 
 @pytest.mark.long

@@ -42,6 +42,7 @@ from torchtitan.models.dit_tts.run.benchmark.recorder import BenchmarkRecorder
 from torchtitan.models.dit_tts.run.checkpointing import RunCheckpointer
 from torchtitan.models.dit_tts.run.manifest import checkpoint_steps
 from torchtitan.models.dit_tts.run.messages import log_end, log_start
+from torchtitan.models.dit_tts.run.resume_rules import trained_with
 from torchtitan.models.dit_tts.run.rollback import save_bad_step
 from torchtitan.models.dit_tts.run.run_folder import RunFolder
 from torchtitan.models.dit_tts.run.teacher import build_teacher, distillation
@@ -165,10 +166,10 @@ class DiTTTSTrainer(Trainer):
     def init_distributed(self) -> ParallelDims:
         dims = super().init_distributed()
         self.ranks = gather_ranks()
-        # Each rank looks there by itself for what the run has; else they would wait for each other.
+        # Each machine has a command of its own, and looks by itself for what the run has saved.
         saved = checkpoint_steps(self.run_folder.path / self.job_config.checkpoint.folder)
-        folder = f"run folder {self.run_folder.path}"
-        assert_equal_across_ranks({"list of saved steps": saved}, folder)
+        parts = {**trained_with(self.job_config), "list of saved steps": saved}
+        assert_equal_across_ranks(parts, f"command and run folder {self.run_folder.path}")
         return dims
 
     def _begin(self) -> None:

@@ -99,7 +99,7 @@ def assert_equal_across_ranks(parts: dict[str, Any], what: str = "shards in [dat
             if other[name] != value:
                 raise InputError(
                     f"rank {rank} would train otherwise than rank 0: its {name} is {other[name]}, "
-                    f"rank 0's {value}; every machine must see the same {what}"
+                    f"rank 0's {value}; every machine must have the same {what}"
                 )
 
 
