@@ -81,6 +81,10 @@ def test_the_first_error_of_several_ranks_is_kept(tmp_path, monkeypatch):
     assert fail(InputError("later")) == 2
     expected = {"state": "failed", "error": "https://***@host/x is wrong"}
     assert json.loads(file.read_text()) == expected
+    monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed
+    with pytest.raises(RuntimeError, match="a bug"):
+        fail(RuntimeError("a bug"))
+    assert fail(RuntimeError("the collective timed out")) == 1
 
 
 def test_a_run_may_save_before_it_is_killed(in_folder, monkeypatch):

@@ -246,10 +246,9 @@ def failure_state(error: BaseException) -> str:
     """The state in which an error leaves a run: oom, timeout or failed."""
     if isinstance(error, MemoryError):
         return "oom"
-    import torch
-
     message = str(error).lower()
-    if isinstance(error, torch.OutOfMemoryError):
+    torch = sys.modules.get("torch")  # onnx_voice has none
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
         return "oom"
     # What torch's allocator did not ask for: "CUDA error: out of memory", "Triton Error [CUDA]: out of
     # memory", CUBLAS_STATUS_ALLOC_FAILED; and its allocator on a CPU.
