@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from titan_tts.speak.long_text import clean_text, split_text
+from titan_tts.speak.long_text import clean_text, ended, split_text
 from torchtitan.models.dit_tts.bounded import read_arrays, read_bytes, read_json_file
 from torchtitan.models.dit_tts.errors import check_range, reading, require
 from torchtitan.models.dit_tts.files import nfc
@@ -30,6 +30,7 @@ from torchtitan.models.dit_tts.text.aligner import (
     token_positions,
     unit_spans,
 )
+from torchtitan.models.dit_tts.text.conventions import mark_table, with_known_marks
 from torchtitan.models.dit_tts.text.normalize import TO_SAY, Normalizer
 from torchtitan.models.dit_tts.text.phones import Phonemizer
 
@@ -50,6 +51,8 @@ class Reader:
         `Vocabulary`."""
         self._ids = {character: np.int64(number) for character, number in ids.items()}
         (self._begin, self._end), self._in_bytes, self._aligner = ends, in_bytes, aligner
+        self.characters = () if in_bytes else self._ids.keys()
+        self._marks = {} if in_bytes else mark_table(self._ids)
         # Without wetext, whose grammars take 45 MB, texts in which it reads nothing are read.
         self._words = None if normalize and not find_spec("wetext") else Normalizer(normalize)
         self._normalize = normalize
@@ -60,7 +63,7 @@ class Reader:
         the voice does not know."""
         whole = text.encode("utf-8", "replace").decode()
         words = self._words(whole) if self._words else self._as_written(whole)
-        spoken = self._phones(words) if self._phones else words
+        spoken = with_known_marks(self._phones(words) if self._phones else words, self._marks)
         units = [c.encode().decode("latin-1") if self._in_bytes else c for c in spoken]
         unknown = sorted(set("".join(units)) - self._ids.keys())
         lost = (self._phones.lost(whole) if self._phones else []) or unknown
@@ -177,6 +180,7 @@ class OnnxVoice:
         is_made = bool(caption.strip()) and not len(self._reference(voice, caption))
 
         def sizes(texts: Sequence[str]) -> list[float]:
+            texts = [ended(each, self.reader.characters) for each in texts]
             tokens = [len(self.reader(each)[0]) / self.settings["max_tokens"] for each in texts]
             return [
                 size if size > 1 else max(size, self.frames(each, voice, caption) / most)
@@ -185,6 +189,7 @@ class OnnxVoice:
 
         sounds = []
         for number, piece in enumerate(split_text(clean_text(text), sizes)):
+            piece = ended(piece, self.reader.characters)
             frames = self.frames(piece, voice, caption)
             latents = self.latents(piece, frames, speaker, seed + number, caption=caption)
             speaker = latents if is_made and not number else speaker

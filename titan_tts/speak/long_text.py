@@ -1,7 +1,7 @@
 """Splits texts that are too long for one utterance at natural pauses."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from torchtitan.models.dit_tts.files import nfc
 
@@ -28,6 +28,8 @@ _BREAKS = tuple(
     )
 )
 
+_UNENDED = re.compile(rf"[^\W_{_CJK}][^\w.!?…,;:]*$")
+
 FIRST_CHARACTERS = 16
 """minimum of the first piece at low latency, if the text has them"""
 
@@ -38,6 +40,12 @@ def clean_text(text: str) -> str:
     paragraphs = re.split(r"\n\s*\n", nfc(text))
     lines = (" ".join(_LINE.sub("", each).split()) for each in paragraphs)
     return "\n".join(each for each in lines if each)
+
+
+def ended(text: str, characters: Container[str]) -> str:
+    """A text with a full stop where none of its marks ends it, if the model has this among its `characters`: it has learned
+    that speech fades behind one, and breaks off in the last sound of a text without."""
+    return f"{text}." if "." in characters and _UNENDED.search(text) else text
 
 
 def split_text(

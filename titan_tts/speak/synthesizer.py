@@ -15,7 +15,7 @@ from titan_tts.speak.adapters import Adapters
 from titan_tts.speak.blocks import Blocks
 from titan_tts.speak.lengths import Lengths, speech_end
 from titan_tts.speak.load_run import LoadedRun
-from titan_tts.speak.long_text import split_text
+from titan_tts.speak.long_text import ended, split_text
 from titan_tts.speak.sampling_options import check_text
 from titan_tts.speak.speech_data import (
     SpeechData,
@@ -187,7 +187,7 @@ class Synthesizer:
 
     def frames(self, utterances: Sequence[Utterance]) -> list[int]:
         """Lengths to generate, in latent frames: given, or by `lengths`."""
-        unknown = [each for each in utterances if each.frames is None]
+        unknown = [self._ended(each) for each in utterances if each.frames is None]
         generated = iter(self.lengths.generate(unknown) if unknown else [])
         return [next(generated) if each.frames is None else each.frames for each in utterances]
 
@@ -197,6 +197,7 @@ class Synthesizer:
         data, tokenizer = self.run.config.data, self.run.tokenizer
 
         def sizes(texts: Sequence[str]) -> list[float]:
+            texts = [self._ended(replace(utterance, text=text)).text for text in texts]
             tokens = [len(tokenizer.encode(text)) / data.max_text_tokens for text in texts]
             # A predictor takes minutes for a text far beyond its training.
             fitting = [replace(utterance, text=t) for t, size in zip(texts, tokens) if size <= 1]
@@ -248,13 +249,17 @@ class Synthesizer:
         silence = len(pause(self.sample_rate)) * (len(pieces) - 1)
         return silence + self.codec.hop_length * sum(self.frames(pieces))
 
+    def _ended(self, utterance: Utterance) -> Utterance:
+        characters = self.run.tokenizer.vocabulary.characters
+        return replace(utterance, text=ended(utterance.text, characters))
+
     def _request(self, utterance: Utterance) -> SpeechRequest:
         """Return the sampler's request for an utterance whose length is set."""
         data, frames = self.run.config.data, utterance.frames or 0
         conditions = with_duration(utterance.conditions, frames, data.frames_per_second)
         reference = utterance.voice.latents(data)
         said = utterance.until, utterance.known
-        return SpeechRequest(utterance.text, reference, frames, conditions, *said)
+        return SpeechRequest(self._ended(utterance).text, reference, frames, conditions, *said)
 
     def synthesize(
         self,

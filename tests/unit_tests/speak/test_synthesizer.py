@@ -11,7 +11,7 @@ from tests.helpers.sampled_run import HOP
 from tests.helpers.sentences import refused
 from titan_tts import from_pretrained
 from titan_tts.speak.generate import Narrator
-from titan_tts.speak.long_text import clean_text, split_text
+from titan_tts.speak.long_text import clean_text, ended, split_text
 from titan_tts.speak.request_lists import Request
 from titan_tts.speak.sampling_options import SamplingOptions
 from titan_tts.speak.utterance import Speech, Utterance, Voice, join, part
@@ -164,6 +164,19 @@ def test_what_exceeds_a_wav_is_told_before_it_is_said(synthesizer, monkeypatch):
 
 def at_most(characters: int):
     return lambda texts: [len(each.strip()) / characters for each in texts]
+
+
+def test_a_model_that_has_read_full_stops_is_given_one(synthesizer, monkeypatch):
+    """Without, it breaks off in the last sound."""
+    known = replace(synthesizer.run.tokenizer.vocabulary, characters="., einotw")
+    ends = ("two", "two.", "(two)", "two,", "天", "two -", "'two!'", "5")
+    said = ("two.", "two.", "(two).", "two,", "天", "two -.", "'two!'", "5.")
+    assert tuple(ended(each, known.characters) for each in ends) == said
+    assert ended("two", "eotw") == "two"
+    for vocabulary, alike in ((synthesizer.run.tokenizer.vocabulary, False), (known, True)):
+        monkeypatch.setattr(synthesizer.run.tokenizer, "vocabulary", vocabulary)
+        heard = [each.waveform for each in synthesizer.synthesize(["one two", "one two."])]
+        assert (len(heard[0]) == len(heard[1]) and torch.equal(*heard)) is alike
 
 
 def test_where_a_text_is_split():

@@ -55,6 +55,17 @@ def test_ids_of_bytes_and_characters():
     assert tokenizer.encode("one") == [1, 7, 6, 5, 2]
     assert tokens(tokenizer, "o€") == ["<begin>", "o", "<unknown>", "<end>"]
     assert tokenizer.unknown_characters("o€eß€") == ["ß", "€"]
+    # Marks that no text of the data has are read as one that some have, or not at all.
+    some = UnitTokenizer(make_vocabulary("chars", "one, two: (ten)."))
+    for text, spoken in (
+        ("one — two… (ten)", "one, two. (ten)"),
+        ("“one; [two].”", "one, two."),
+        ("one: two — .", "one: two."),
+        ("“”", "“”"),
+    ):
+        assert some.spoken(text) == spoken and len(some.encode(text)) == len(spoken) + 2
+    assert some.unknown_characters("one “x”; two") == ["x"] and some.unknown_characters("“”")
+    assert tokenizer.spoken("one — (two)") == "one two" and byte_tokenizer().spoken("—") == "—"
 
 
 @BOTH

@@ -33,13 +33,21 @@ export async function open(folder) {
     return outputNames.map(each => found[each])
   }
 
+  /** Marks that the voice does not know as others, as by text/conventions.py. */
+  function knownMarks(spoken) {
+    const like = (mark, other) => (mark in reader.ids ? mark : other in reader.ids ? other : "")
+    const found = spoken.replace(/[;:—–)\]}]/g, mark => like(mark, ",")).replace(/…/g, mark => like(mark, "."))
+      .replace(/[([{"“”„«»¡¿]/g, mark => like(mark, ""))
+    return found == spoken ? spoken : found.replace(/[\s,]+(?=[.,!?])/g, "").replace(/\s+/g, " ").trim() || spoken
+  }
+
   /** Phones by espeak-ng, with the text's punctuation. */
   async function phones(text) {
     const parts = text.normalize("NFC").trim().replace(/\s+/g, " ").split(MARKS)
     for (let n = 0; n < parts.length; n += 2) // between marks; flags of other languages go
       if (parts[n]) parts[n] = (await phonemize(parts[n], reader.language)).join(" ").replace(/\(.*?\)|_/g, "").trim()
     // Before r today's espeak-ng says ɔː where that of phonemizer.js says oː.
-    return parts.join("").replaceAll("oː", "ɔː").trim()
+    return knownMarks(parts.join("").replaceAll("oː", "ɔː").trim())
   }
 
   /** Where in the speech each phone is expected, as by text/aligner.py. */
@@ -57,6 +65,7 @@ export async function open(folder) {
 
   /** What encoder and length predictor see of a text, a voice and a caption. */
   async function conditions(text, voice, caption) {
+    if ("." in reader.ids) text = text.replace(/([\p{L}\p{N}][^\p{L}\p{N}.!?…,;:]*)$/u, "$1.") // as speak/long_text.py
     const spoken = [...(await phones(text))], unknown = spoken.filter(c => !(c in reader.ids))
     if (unknown.length) throw Error(`the voice was not trained with the characters ${unknown.join(" ")}; leave them out`)
     const ids = [reader.ends[0], ...spoken.map(c => reader.ids[c]), reader.ends[1]]

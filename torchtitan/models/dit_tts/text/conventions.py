@@ -4,7 +4,7 @@ training as in generation, before it becomes ids.
 
 import re
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 
 ECHO, IRODORI = "echo", "irodori"
 
@@ -48,6 +48,23 @@ def _is_bracketed(text: str) -> bool:
         if depth == 0:
             return False
     return depth == 1
+
+
+_LIKE = {",": ";:—–)]}", ".": "…", "": '([{"“”„«»¡¿'}
+_TWICE = re.compile(r"[\s,]+(?=[.,!?])")
+
+
+def mark_table(characters: Container[str]) -> dict[int, str]:
+    """Marks that are not among a model's `characters` -> the one among these that is read alike, or nothing."""
+    alike = ((mark, like) for like, marks in _LIKE.items() for mark in marks)
+    unknown = ((ord(m), like) for m, like in alike if m not in characters)
+    return {mark: like if like in characters else "" for mark, like in unknown}
+
+
+def with_known_marks(text: str, table: Mapping[int, str]) -> str:
+    """A text, or its phones, with the marks of `mark_table`, never longer; as it is where nothing else is in it."""
+    found = text.translate(table)
+    return text if found == text else " ".join(_TWICE.sub("", found).split()) or text
 
 
 NORMALIZERS: dict[str, Callable[[str], str]] = {"": str, ECHO: _echo_text, IRODORI: _irodori_text}

@@ -16,7 +16,13 @@ from torchtitan.models.dit_tts.data.members import caption_of, label_of
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.flow.counter_rng import stream_keys, uniform
 from torchtitan.models.dit_tts.text.aligner import Aligner, token_positions, unit_spans
-from torchtitan.models.dit_tts.text.conventions import ECHO, MAX_ADDED_BYTES, NORMALIZERS
+from torchtitan.models.dit_tts.text.conventions import (
+    ECHO,
+    MAX_ADDED_BYTES,
+    NORMALIZERS,
+    mark_table,
+    with_known_marks,
+)
 from torchtitan.models.dit_tts.text.normalize import Normalizer
 from torchtitan.models.dit_tts.text.phones import Phonemizer
 from torchtitan.models.dit_tts.text.token_counts import count_letters, count_text_tokens
@@ -215,14 +221,15 @@ class UnitTokenizer(ConditionedTokenizer):
         self._phones = Phonemizer(language, self.added) if language else None
         letters = [*vocabulary.characters, *self.added.characters]
         self._id_of_letter = {c: n for n, c in enumerate(letters, FIRST_CHARACTER_ID)}
+        self._marks = {} if self._bytes else mark_table(self._id_of_letter)
         first = vocabulary.first_added_id
         self._id_of_added = {token: n for n, token in enumerate(self.added.tokens, first)}
 
     def spoken(self, text: str) -> str:
         if self._phones is None:
-            return super().spoken(text)
+            return with_known_marks(super().spoken(text), self._marks)
         unicode_bytes(text)
-        return self._phones(self.words(text))
+        return with_known_marks(self._phones(self.words(text)), self._marks)
 
     def text_spans(self, text: str) -> np.ndarray:
         text = self.spoken(text)
