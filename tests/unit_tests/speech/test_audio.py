@@ -59,15 +59,18 @@ def test_long_recordings_and_parts_are_read_in_order():
 def test_decode_refuses_corrupt_audio(samples):
     flac = audio_bytes(samples, RATE, "FLAC", "PCM_16")
     wav = audio_bytes(samples, RATE, "WAV", "PCM_16")
+    opus = audio_bytes(np.tile(samples, 5), RATE, "OGG", "OPUS")
     bad = samples.copy()
     bad[100] = np.nan
     for data, message in (
         (b"", "cannot be decoded"),
         (wav[:-2], f"cut short: {len(wav) - 2} of {len(wav)} bytes"),
         (flac[: len(flac) // 2], "cut short|cannot be decoded"),
+        (opus[:-1], "cut short: .* bytes of its end"),
+        (opus[: opus.rfind(b"OggS") + 20], "cut short: 20 of 28 bytes of its end"),
         (flac[:4] + bytes(500), "cannot be decoded"),
         (audio_bytes(bad, RATE, "WAV", "FLOAT"), "NaN"),
-        (audio_bytes(np.zeros(0), RATE, "WAV"), "0 samples"),
+        (audio_bytes(np.zeros(0), RATE, "WAV"), "0 samples$"),
         (audio_bytes(samples, 999, "WAV"), "has 999 Hz; 1000 to 1000000 are supported"),
         (b"hello", "cannot be decoded"),
         (b"\xff\xfb\x00\x00" * 300, "cannot be decoded"),

@@ -54,6 +54,8 @@ def decode(
                 samples, rate = _read_part(file, offset_seconds, seconds), file.samplerate
             if start.startswith(b"RIFF"):
                 _check_wav_length(data)
+            elif start.startswith(b"OggS"):
+                _check_last_page(data)
         else:
             end = None if seconds is None else offset_seconds + seconds
             headerless = Path(name).suffix.lower()[1:]
@@ -104,7 +106,8 @@ def _part(
                 )
             wanted = min(wanted, length - first)
     if wanted is not None and wanted <= 0:
-        raise InputError(f"the audio has {length} samples, none of them after {offset_seconds} s")
+        after = f", none of them after {offset_seconds} s" if offset_seconds else ""
+        raise InputError(f"the audio has {length} samples{after}")
     return first, wanted
 
 
@@ -142,6 +145,15 @@ def _check_wav_length(data: bytes | str) -> None:
     stated = int.from_bytes(head[4:8], "little")
     if not any(stated in sizes for sizes in _UNKNOWN_SIZES) and stated + 8 > size + 1:
         raise InputError(f"the audio is cut short: {size} of {stated + 8} bytes are there")
+
+
+def _check_last_page(data: bytes | str) -> None:
+    """libsndfile silently leaves out the last page of an Ogg that was cut in it."""
+    whole = Path(data).read_bytes() if isinstance(data, str) else data
+    page = whole[whole.rfind(b"OggS\0") :]  # its header, the sizes of its segments, these
+    size = 27 + sum(page[26 : 27 + page[26]]) if len(page) > 27 else 28
+    if len(page) < size:
+        raise InputError(f"the audio is cut short: {len(page)} of {size} bytes of its end are there")
 
 
 def _libsndfile_reads_all(data: bytes | str) -> bool:
