@@ -65,7 +65,6 @@ export async function open(folder) {
 
   /** What encoder and length predictor see of a text, a voice and a caption. */
   async function conditions(text, voice, caption) {
-    if ("." in reader.ids) text = text.replace(/([\p{L}\p{N}][^\p{L}\p{N}.!?…,;:]*)$/u, "$1.") // as speak/long_text.py
     const spoken = [...(await phones(text))], unknown = spoken.filter(c => !(c in reader.ids))
     if (unknown.length) throw Error(`the voice was not trained with the characters ${unknown.join(" ")}; leave them out`)
     const ids = [reader.ends[0], ...spoken.map(c => reader.ids[c]), reader.ends[1]]
@@ -127,6 +126,7 @@ export async function open(folder) {
    *  caption the default one. */
   async function speak(text, voice, caption = "") {
     voice ??= caption.trim() ? "" : settings.voice
+    if ("." in reader.ids) text = text.replace(/([\p{L}\p{N}][^\p{L}\p{N}.!?…,;:]*)$/u, "$1.") // as speak/long_text.py
     const length = await frames(text, voice, caption)
     const said = await latents(text, voice, normal(length * channels), caption)
     const given = { latents: tensor(said, [1, length, channels]), noise: tensor(normal(length * hop), [1, length, hop]) }

@@ -153,7 +153,9 @@ def _check_last_page(data: bytes | str) -> None:
     page = whole[whole.rfind(b"OggS\0") :]  # its header, the sizes of its segments, these
     size = 27 + sum(page[26 : 27 + page[26]]) if len(page) > 27 else 28
     if len(page) < size:
-        raise InputError(f"the audio is cut short: {len(page)} of {size} bytes of its end are there")
+        raise InputError(
+            f"the audio is cut short: {len(page)} of {size} bytes of its end are there"
+        )
 
 
 def _libsndfile_reads_all(data: bytes | str) -> bool:
