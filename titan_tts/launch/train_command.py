@@ -57,9 +57,11 @@ def run(options: Options) -> int:
         return 0
     elif processes > 1:
         from titan_tts.launch.torchrun import launch
+        from torchtitan.models.dit_tts.config.batch_split import data_parallel_degree
         from torchtitan.models.dit_tts.config.manager import load_config
 
-        load_config(args)  # a mistake is said once, before its processes start
+        # Most mistakes are said here, once, before the processes start.
+        data_parallel_degree(load_config(args), processes)
         group = [*_meeting(options), "--nproc_per_node", str(options.nproc)]
         return launch([*group, "-m", "titan_tts", "train", *args])
     from torchtitan.models.dit_tts import main

@@ -68,7 +68,8 @@ def test_the_command_ends_with_the_status_of_torchrun(monkeypatch, end, status):
     machines = ["--nodes", "3", "--rendezvous", "host:7"]
     command = ["train", "debug", "--nproc", "2", *machines]
     assert cli.main(command) == status
-    assert cli.main([*command, "--training.stepss", "3"]) == 2  # before anything starts
+    for wrong in (["--training.stepss", "3"], ["--parallelism.data_parallel_shard_degree", "4"]):
+        assert cli.main([*command, *wrong]) == 2  # before anything starts
 
 
 @pytest.mark.long
