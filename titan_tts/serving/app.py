@@ -27,9 +27,8 @@ from titan_tts.serving.refusals import (
     refusal_of_form,
 )
 from titan_tts.speak.long_text import clean_text
-from titan_tts.speak.sampling_options import check_text
 from titan_tts.speak.synthesizer import Synthesizer
-from titan_tts.speak.utterance import Speech, Utterance, Voice, join, part
+from titan_tts.speak.utterance import Speech, Utterance, Voice, check_text, join, part
 from titan_tts.speak.word_times import as_json
 from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.speech.sampling.sound_files import (

@@ -13,9 +13,8 @@ from typing import Any
 from tqdm import tqdm
 
 from titan_tts.speak.request_lists import Request
-from titan_tts.speak.sampling_options import SHOWN, check_text
 from titan_tts.speak.synthesizer import Synthesizer
-from titan_tts.speak.utterance import Speech, Utterance, Voice, join, part
+from titan_tts.speak.utterance import SHOWN, Speech, Utterance, Voice, check_text, join, part
 from titan_tts.speak.word_times import as_json, subtitles
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic

@@ -15,13 +15,10 @@ if TYPE_CHECKING:
     from titan_tts.speak.open_run import OpenRun
     from titan_tts.speak.synthesizer import Synthesizer
     from torchtitan.models.dit_tts.config.job_config import JobConfig
-    from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 
 # None: as the run has it.
 Integer = Annotated[int | None, tyro.conf.arg(metavar="INT")]
 Number = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
-SHOWN = 20
-"""known values that a message names"""
 
 
 @dataclass(kw_only=True)
@@ -198,16 +195,3 @@ def chosen_config(options: SamplingOptions) -> "JobConfig":
     sampling = replace(config.sampling, **given)
     check_sampling(sampling)
     return replace(config, sampling=sampling)
-
-
-def check_text(text: str, tokenizer: "ConditionedTokenizer", name: str = "--text") -> None:
-    """Raises InputError for characters that the run was not trained with. `name` tells whose text it is."""
-    from torchtitan.models.dit_tts.text.vocabulary import named
-
-    unknown = tokenizer.unknown_characters(text.replace("\n", ""))
-    model, known = tokenizer.vocabulary.model, tokenizer.vocabulary.characters
-    knows = f"{model} knows {known!r}" if known else f"{model} has no ids for them"
-    shown = named(unknown, SHOWN)
-    require(
-        not unknown, f"{name} has characters that the run was not trained with ({shown}); {knows}"
-    )

@@ -16,14 +16,13 @@ from titan_tts.speak.blocks import Blocks
 from titan_tts.speak.lengths import Lengths, speech_end
 from titan_tts.speak.load_run import LoadedRun
 from titan_tts.speak.long_text import ended, split_text
-from titan_tts.speak.sampling_options import check_text
 from titan_tts.speak.speech_data import (
     SpeechData,
     encode_reference,
     load_latents,
     reference_settings,
 )
-from titan_tts.speak.utterance import Speech, Utterance, Voice, join, pause
+from titan_tts.speak.utterance import Speech, Utterance, Voice, check_text, join, pause
 from titan_tts.speak.word_times import Word, WordAligner, word_aligner
 from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.data.members import CAPTION, caption_of

@@ -13,12 +13,17 @@ from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.files import nfc
 from torchtitan.models.dit_tts.speech.sampling.sound_files import SUFFIXES, write_sound
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
+from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
+from torchtitan.models.dit_tts.text.vocabulary import named
 
 PAUSE_SECONDS = 0.12
 """between two pieces"""
 
 FADE_SECONDS = 0.005
 """at both ends of a piece; shorter than any sound of speech"""
+
+SHOWN = 20
+"""known values that a message names"""
 
 
 @dataclass(frozen=True)
@@ -109,3 +114,14 @@ def join(spoken: Sequence[Speech]) -> Speech:
     rate, count = spoken[0].sample_rate, len(spoken)
     parts = [part(each.waveform, index, count, rate) for index, each in enumerate(spoken)]
     return Speech(torch.cat(parts), rate, torch.cat([each.latents for each in spoken]))
+
+
+def check_text(text: str, tokenizer: ConditionedTokenizer, name: str = "--text") -> None:
+    """Raises InputError for characters that the run was not trained with. `name` tells whose text it is."""
+    unknown = tokenizer.unknown_characters(text.replace("\n", ""))
+    model, known = tokenizer.vocabulary.model, tokenizer.vocabulary.characters
+    knows = f"{model} knows {known!r}" if known else f"{model} has no ids for them"
+    shown = named(unknown, SHOWN)
+    require(
+        not unknown, f"{name} has characters that the run was not trained with ({shown}); {knows}"
+    )

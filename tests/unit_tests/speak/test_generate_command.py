@@ -17,7 +17,8 @@ from tests.helpers.sentences import refused
 from titan_tts.cli import main
 from titan_tts.speak.generate import checked_conditions
 from titan_tts.speak.generate_command import Options, find_requests
-from titan_tts.speak.sampling_options import check_text, chosen_config
+from titan_tts.speak.sampling_options import chosen_config
+from titan_tts.speak.utterance import check_text
 from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer

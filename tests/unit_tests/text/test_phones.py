@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.sentences import refused
-from titan_tts.speak.sampling_options import check_text
+from titan_tts.speak.utterance import check_text
 from tools.harness.synthetic import make_samples
 from torchtitan.models.dit_tts.added_tokens import AddedTokens
 from torchtitan.models.dit_tts.config.job_config import is_pretrained
