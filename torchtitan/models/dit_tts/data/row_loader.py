@@ -19,6 +19,9 @@ from torchtitan.models.dit_tts.errors import InputError
 
 _REFERENCE = [member.name for member in members.ARRAYS].index("reference")
 
+_MAX_ALIGNED = 1 << 18
+"""samples whose frames of characters are kept: about 90 MB in each process that reads"""
+
 
 class Tokenizer(Protocol):
     """The tokenizer's interface for the loader, which calls it from several threads."""
@@ -110,8 +113,8 @@ class RowLoader:
     corrupt_samples: CorruptSampleCounter
     frames_per_second: float
     _aligned: dict[tuple[int, bool], bytes] = field(default_factory=dict)
-    """of each sample that was read, and of either text, the frames of each character, since aligning takes longer
-    than reading"""
+    """of the first samples that were read, and of either text, the frames of each character: aligning takes longer than
+    reading"""
 
     def fetch(self, rows: Sequence[Row]) -> Fetched:
         """Fetch those parts of the rows that are stored at URLs, with all requests at once."""
@@ -159,7 +162,9 @@ class RowLoader:
         found = self._aligned.get((sample, verbatim))
         if found is None:
             frames = self.tokenizer.aligned_frames(text, latents)
-            found = self._aligned[sample, verbatim] = frames.astype(np.uint16).tobytes()
+            found = frames.astype(np.uint16).tobytes()
+            if len(self._aligned) < _MAX_ALIGNED:
+                self._aligned[sample, verbatim] = found
         return np.frombuffer(found, np.uint16)
 
     def _load_sample(
