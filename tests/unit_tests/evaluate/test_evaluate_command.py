@@ -77,6 +77,8 @@ def test_a_recognizer_that_can_hears_several_sounds_of_a_language_at_once(tree, 
     assert evaluate("run", *arguments, "--out=out") == 0
     alone, found = (json.loads(Path(f, "evaluation.json").read_text()) for f in ("alone", "out"))
     assert found["utterances"] == alone["utterances"]
+    errors = [each["scores"]["recordings"][0]["word_errors"] for each in found["utterances"]]
+    assert errors[1] == 2 and not any(errors[::2])  # "Mr." and "5" are read in English alone
     forwards, backwards = {(2, "en"), (1, "de")}, {(1, "en"), (1, "de"), (2, "en")}
     assert {*heard[:2]} == forwards and sum(n for n, _ in heard) == 3 * len(rows)
     assert len(heard) == 3 * 4 and {*heard} == forwards | backwards

@@ -200,8 +200,13 @@ def test_a_transfer_is_hidden_by_the_micro_batches_in_which_it_is(micro_batches,
 
 
 def test_every_bucket_has_to_fit():
-    assert debug_planner("--data.bucket_frames=32,48").longest().lengths.frames == 48
-    arguments = ["--data.bucket_frames=32,64", "--benchmark.mean_seconds=1.0"]
+    short, captions = "--benchmark.mean_seconds=1.0", "--data.max_caption_tokens=12"
+    longest = debug_planner("--data.bucket_frames=32,48", captions).longest().lengths
+    assert (longest.frames, longest.caption_tokens) == (48, 12)
+    for batching in ("buckets", "packed"):
+        shapes = debug_planner(short, captions, f"--data.batching={batching}").buckets()
+        assert {each.lengths.caption_tokens for _, each in shapes} == {12}
+    arguments = ["--data.bucket_frames=32,64", short]
     arguments += ["--data.max_reference_ratio=0", "--training.global_batch_size=16"]
     small = Cluster(replace(H200, memory_gib=3.0), 1, 1)
     planner = debug_planner(*arguments, cluster=small)

@@ -11,7 +11,12 @@ from torchtitan.models.dit_tts.config.manager import config_from_dict
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.run import manifest
 from torchtitan.models.dit_tts.run.manifest import write_manifest
-from torchtitan.models.dit_tts.run.resume_rules import check_trained_with, misfit, trained_with
+from torchtitan.models.dit_tts.run.resume_rules import (
+    adapter_base,
+    check_trained_with,
+    misfit,
+    trained_with,
+)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +91,13 @@ def test_tensors_that_do_not_fit(tmp_path, error, sentence):
     assert found is None if sentence is None else re.search(sentence, str(found)), found
     found = misfit(Path("step-2"), RuntimeError(error))
     assert found is None if sentence is None else re.search("step-2 does not fit", str(found))
+
+
+def test_an_adapter_s_base_is_known_by_its_files(tmp_path):
+    for name in ("b", "a"):
+        (tmp_path / name).write_text(name)
+    write_manifest(tmp_path, ["b", "a"], {"lora.rank": 0})
+    assert adapter_base(tmp_path) == {"lora.base": "44210f8bf3000399"}  # as earlier adapters have it
 
 
 WIDTH = "objective.logit_std"

@@ -228,7 +228,6 @@ def test_nothing_is_said_to_who_has_gone(synthesizer):
     from titan_tts.serving.app import Refusal, SpeechBody, SpeechService
 
     futures: list[Future] = []
-    cancelled = []
 
     async def gone():
         return {"type": "http.disconnect"}
@@ -240,14 +239,11 @@ def test_nothing_is_said_to_who_has_gone(synthesizer):
     silent = SimpleNamespace(admitted=lambda _: nullcontext(), submit=submit)
     service = SpeechService(synthesizer, silent, "tiny", {}, 4096)
 
-    async def ask(body):
+    async def ask(kind):
+        body = SpeechBody(model="tiny", input="one two", voice="ann", response_format=kind)
         with pytest.raises(Refusal, match="disconnected"):
             await service.answer(body, Request({"type": "http"}, gone))
         await asyncio.sleep(0)  # the end of the loop would cancel whatever is left
-        cancelled.append(futures[-1].cancelled())
+        return futures[-1].cancelled()
 
-    for kind in ("mp3", "wav"):
-        asyncio.run(
-            ask(SpeechBody(model="tiny", input="one two", voice="ann", response_format=kind))
-        )
-    assert cancelled == [True, True]
+    assert [asyncio.run(ask(kind)) for kind in ("mp3", "wav")] == [True, True]
