@@ -97,7 +97,8 @@ def test_an_adapter_s_base_is_known_by_its_files(tmp_path):
     for name in ("b", "a"):
         (tmp_path / name).write_text(name)
     write_manifest(tmp_path, ["b", "a"], {"lora.rank": 0})
-    assert adapter_base(tmp_path) == {"lora.base": "44210f8bf3000399"}  # as earlier adapters have it
+    known = {"lora.base": "44210f8bf3000399"}  # as earlier adapters have it
+    assert adapter_base(tmp_path) == known
 
 
 WIDTH = "objective.logit_std"
