@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import os
 from http.client import HTTPConnection
 from types import SimpleNamespace
 
@@ -212,10 +213,11 @@ def test_options_of_serve_arrive(synthesizer, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(serve_command, "load_synthesizer", lambda *_: synthesizer)
     monkeypatch.setattr(app, "build_app", build_app)
     monkeypatch.setenv(serve_command.KEY_VARIABLE, "secret")
+    monkeypatch.setattr("os.environ", os.environ.copy())
     given = "--host localhost --port 0 --max-batch 3 --max-characters 60 --seed 7"
     given += " --voice d=c.npy --voice e=a=b.npy --voice f=c.npy,a=b.npy"
     options = tyro.cli(serve_command.Options, args=["outputs/voice/", *given.split()])
-    assert serve_command.run(options) == 0
+    assert serve_command.run(options) == 0 and os.environ["LRU_CACHE_CAPACITY"] == "64"
     service = [3, 7, "voice", "secret", "localhost"]
     assert arrived == [service, 60, {"d": 3, "e": 2, "f": 5}, 2**16 + 12 * 60]
     assert capsys.readouterr().out.startswith("voice at http://localhost:")
