@@ -59,8 +59,9 @@ def run(options: Options) -> int:
     given = given_voices(options)
     require_modules("fastapi", "uvicorn", "websockets", "soundfile")
     listening = listen(options.host, options.port)
-    # Read by torch on a CPU, which keeps bfloat16's kernels of 1,024 shapes: 6 MB for each new length of speech.
+    # Read by torch and oneDNN on a CPU, which keep bfloat16's kernels of 1,024 shapes: 6 MB for each new length of speech.
     os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
 
     from titan_tts.serving.app import SpeechService, build_app
     from titan_tts.serving.batcher import Batcher
