@@ -46,8 +46,9 @@ def write_list(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 def write_report(path: Path, content: Mapping[str, Any]) -> None:
     """Writes the results with the conditions under which they were measured."""
     conditions = environment()
-    del conditions["command"]  # has the paths of this machine, as has the next
-    conditions["variables"].pop("TORCHINDUCTOR_CACHE_DIR", None)
+    del conditions["command"]  # has the paths of this machine, as have some variables
+    variables = conditions["variables"].items()
+    conditions["variables"] = {name: value for name, value in variables if "/" not in value}
     report = {**content, "conditions": conditions}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
