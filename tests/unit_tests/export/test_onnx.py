@@ -325,7 +325,8 @@ def test_a_browser_speaks_as_python_does(made, tmp_path):
         async with browsed(made / "voice", tmp_path / "site") as page:
             for text in SAID:
                 assert await page.value(f"voice.phones({json.dumps(text)})") == phones(text)
-            for text, of, caption in zip(TEXTS * 2, ("s2", "file", "", "file"), CAPTIONS):
+            texts = *TEXTS, "seven; (nine) — “three”: five…", TEXTS[1]
+            for text, of, caption in zip(texts, ("s2", "file", "", "file"), CAPTIONS):
                 said = json.dumps(caption)
                 frames = await page.value(f"voice.frames({text!r}, {of!r}, {said})")
                 assert frames == voice.frames(text, of, caption)

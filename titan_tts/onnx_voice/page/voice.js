@@ -47,7 +47,7 @@ export async function open(folder) {
     for (let n = 0; n < parts.length; n += 2) // between marks; flags of other languages go
       if (parts[n]) parts[n] = (await phonemize(parts[n], reader.language)).join(" ").replace(/\(.*?\)|_/g, "").trim()
     // Before r today's espeak-ng says ɔː where that of phonemizer.js says oː.
-    return knownMarks(parts.join("").replaceAll("oː", "ɔː").trim())
+    return parts.join("").replaceAll("oː", "ɔː").trim()
   }
 
   /** Where in the speech each phone is expected, as by text/aligner.py. */
@@ -65,7 +65,7 @@ export async function open(folder) {
 
   /** What encoder and length predictor see of a text, a voice and a caption. */
   async function conditions(text, voice, caption) {
-    const spoken = [...(await phones(text))], unknown = spoken.filter(c => !(c in reader.ids))
+    const spoken = [...knownMarks(await phones(text))], unknown = spoken.filter(c => !(c in reader.ids))
     if (unknown.length) throw Error(`the voice was not trained with the characters ${unknown.join(" ")}; leave them out`)
     const ids = [reader.ends[0], ...spoken.map(c => reader.ids[c]), reader.ends[1]]
     const numbers = ids => new ort.Tensor("int64", ids.map(BigInt), [1, ids.length])
