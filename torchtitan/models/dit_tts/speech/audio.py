@@ -147,10 +147,17 @@ def _check_wav_length(data: bytes | str) -> None:
         raise InputError(f"the audio is cut short: {size} of {stated + 8} bytes are there")
 
 
+_MAX_PAGE = 27 + 255 + 255 * 255
+"""bytes of a page of Ogg (RFC 3533)"""
+
+
 def _check_last_page(data: bytes | str) -> None:
     """libsndfile silently leaves out the last page of an Ogg that was cut in it."""
-    whole = Path(data).read_bytes() if isinstance(data, str) else data
-    page = whole[whole.rfind(b"OggS\0") :]  # its header, the sizes of its segments, these
+    if isinstance(data, str):
+        with open(data, "rb") as file:
+            file.seek(max(0, Path(data).stat().st_size - _MAX_PAGE))
+            data = file.read(_MAX_PAGE)
+    page = data[data.rfind(b"OggS\0") :]  # its header, the sizes of its segments, these
     size = 27 + sum(page[26 : 27 + page[26]]) if len(page) > 27 else 28
     if len(page) < size:
         raise InputError(
