@@ -2,6 +2,7 @@
 
     apt-get install asterisk-core-sounds-en-g722 asterisk-core-sounds-en
     python benchmarks/person.py                          # outputs/person: 6 fine-tunes and one evaluation, hours
+    python benchmarks/person.py --language es --base RUN --recognizer whisper-base    # the packages' Spanish prompts
 
 The recordings are the prompts of one speaker (16 kHz, CC-BY-SA), with texts as the package gives them: single words, letters,
 digits, half sentences. Every fine-tune has the same held-out prompts, which are spoken with one reference: prompts of the shorter
@@ -29,8 +30,8 @@ from torchtitan.models.dit_tts.bounded import read_json  # noqa: E402
 from torchtitan.models.dit_tts.errors import report_input_errors, require  # noqa: E402
 from torchtitan.models.dit_tts.speech.audio import decode  # noqa: E402
 
-SOUNDS = Path("/usr/share/asterisk/sounds/en_US_f_Allison")
-TEXTS = Path("/usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz")
+SOUNDS = {"en": "en_US_f_Allison", "es": "es_MX_f_Allison"}  # below _FOLDER
+_FOLDER = Path("/usr/share/asterisk/sounds")
 _LINE = re.compile(r"([^;\s][^:]*):\s*([^\[]+)$")  # [notes] are no speech
 _LONGEST = 12.0  # seconds; the base's limit is a little above
 _LEAST_WORDS = 5  # of a held-out prompt
@@ -39,14 +40,16 @@ _RATE = 16_000
 Rows = list[dict[str, Any]]
 
 
-def prompts() -> Rows:
+def prompts(language: str) -> Rows:
     """Rows of a list: all prompts with a text that the base's samples can be as long as, in the order of their names."""
-    installed = SOUNDS.is_dir() and TEXTS.is_file()
-    require(installed, f"{SOUNDS} and {TEXTS} are needed; apt-get install the packages above")
+    sounds = _FOLDER / SOUNDS[language]
+    texts = Path(f"/usr/share/doc/asterisk-core-sounds-{language}/core-sounds-{language}.txt.gz")
+    installed = sounds.is_dir() and texts.is_file()
+    require(installed, f"{sounds} and {texts} are needed; apt-get install the packages above")
     rows = []
-    for line in gzip.decompress(TEXTS.read_bytes()).decode().splitlines():
-        said, path = _LINE.match(line), SOUNDS
-        if said and (path := SOUNDS / f"{said[1].strip()}.g722").is_file():
+    for line in gzip.decompress(texts.read_bytes()).decode().splitlines():
+        said, path = _LINE.match(line), sounds
+        if said and (path := sounds / f"{said[1].strip()}.g722").is_file():
             samples, rate = decode(str(path))
             row = {"key": said[1].strip().replace("/", "-"), "text": said[2].strip()}
             row |= {"audio": str(path), "speaker": "person", "seconds": len(samples) / rate}
@@ -86,6 +89,7 @@ def main(args: list[str]) -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="of the training")
     parser.add_argument("--heldout", type=int, default=40, help="prompts that no run has heard")
     parser.add_argument("--base", default="titan_tts:base")
+    parser.add_argument("--language", choices=SOUNDS, default="en")
     parser.add_argument("--recognizer", default="whisper-tiny.en")
     parser.add_argument("--out", type=Path, default=ROOT / "outputs/person")
     parser.add_argument(
@@ -94,8 +98,9 @@ def main(args: list[str]) -> int:
     options = parser.parse_args(args)
     options.out.mkdir(parents=True, exist_ok=True)
     runs, keys = [], [each for each in options.config_args if each != "--"]
+    language, found = ["--language", options.language], prompts(options.language)
     for minutes, rows in lists_of(
-        prompts(), options.minutes, options.heldout, options.out / "reference.wav"
+        found, options.minutes, options.heldout, options.out / "reference.wav"
     ).items():
         listed = options.out / f"{minutes:g}-minutes.jsonl"
         write_list(listed, rows)
@@ -103,7 +108,7 @@ def main(args: list[str]) -> int:
             out = options.out / f"{minutes:g}-minutes-seed-{seed}"
             seeds = ["--debug.seed", str(seed), "--data.seed", str(seed)]
             if status := titan_tts(
-                ["finetune", options.base, str(listed), str(out), "--language", "en", *seeds, *keys]
+                ["finetune", options.base, str(listed), str(out), *language, *seeds, *keys]
             ):
                 return status
             runs.append(f"{out / 'run'}@best")
@@ -117,13 +122,13 @@ def main(args: list[str]) -> int:
         "--opinion",
         "dnsmos",
     ]
-    asked += ["--max-utterances", "0", "--seeds", "1", "--language", "en"]
+    asked += ["--max-utterances", "0", "--seeds", "1", *language]
     if status := titan_tts(
         ["evaluate", options.base, *runs, *asked, "--out", str(options.out / "evaluation")]
     ):
         return status
-    found = read_json(options.out / "evaluation/evaluation.json", rows=list)
-    rows = [{"name": row["name"], "figures": row["figures"]} for row in found["rows"]]
+    said = read_json(options.out / "evaluation/evaluation.json", rows=list)["rows"]
+    rows = [{"name": row["name"], "figures": row["figures"]} for row in said]
     write_report(options.out / "person.json", {"base": options.base, "rows": rows})
     return 0
 
