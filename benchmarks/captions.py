@@ -28,13 +28,13 @@ import numpy as np  # noqa: E402
 import soundfile  # noqa: E402
 
 from benchmarks.common import RESULTS, spread, write_report  # noqa: E402
+from recipes.lists import write_list  # noqa: E402
 from titan_tts import from_pretrained  # noqa: E402
 from titan_tts.cli import main as titan_tts  # noqa: E402
 from titan_tts.prepare.processing import loudness, speech_span  # noqa: E402
 from titan_tts.speak.utterance import Utterance  # noqa: E402
 from torchtitan.models.dit_tts.data.dataset import open_dataset  # noqa: E402
 from torchtitan.models.dit_tts.errors import report_input_errors, require  # noqa: E402
-from torchtitan.models.dit_tts.files import write_atomic  # noqa: E402
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound  # noqa: E402
 from torchtitan.models.dit_tts.speech.scoring.pitch import PitchTracker  # noqa: E402
 from torchtitan.models.dit_tts.speech.scoring.plugins import open_recognizer  # noqa: E402
@@ -87,7 +87,7 @@ def make_corpus(folder: Path, count: int) -> None:
         row = {"key": name, "audio": f"{name}.wav", "text": text, "speaker": voice}
         split = "heldout" if text in tests else "train"
         rows.append(row | {"split": split, "settings": chosen, "language": "en"})
-    write_atomic(folder / "list.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    write_list(folder / "list.jsonl", rows)
 
 
 def command(*arguments: object) -> None:

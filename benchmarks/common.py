@@ -36,13 +36,6 @@ def rotated(names: Sequence[Any], number: int) -> list[Any]:
     return [*names[start:], *names[:start]]
 
 
-def write_list(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes a list for `titan-tts prepare`, unless it is there: a list that is newer is another source."""
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    if not path.is_file() or path.read_text("utf-8") != lines:
-        write_atomic(path, lines)
-
-
 def write_report(path: Path, content: Mapping[str, Any]) -> None:
     """Writes the results with the conditions under which they were measured."""
     conditions = environment()

@@ -23,9 +23,10 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import write_list, write_report  # noqa: E402
+from benchmarks.common import write_report  # noqa: E402
 from recipes.base_voice.speech import write_flac  # noqa: E402
 from recipes.base_voice.texts import corpus_texts, fortunes  # noqa: E402
+from recipes.lists import write_list  # noqa: E402
 from recipes.vocoder.speech import kokoro  # noqa: E402
 from titan_tts.cli import main as titan_tts  # noqa: E402
 from torchtitan.models.dit_tts.bounded import read_json  # noqa: E402

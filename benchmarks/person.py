@@ -24,7 +24,8 @@ import soundfile
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.common import write_list, write_report  # noqa: E402
+from benchmarks.common import write_report  # noqa: E402
+from recipes.lists import write_list  # noqa: E402
 from titan_tts.cli import main as titan_tts  # noqa: E402
 from torchtitan.models.dit_tts.bounded import read_json  # noqa: E402
 from torchtitan.models.dit_tts.errors import report_input_errors, require  # noqa: E402

@@ -25,8 +25,8 @@ import numpy as np
 import soundfile
 from tqdm import tqdm
 
-from benchmarks.common import write_list
 from recipes.base_voice.texts import corpus_texts, words_of
+from recipes.lists import write_list
 from torchtitan.models.dit_tts.data.shard_writer import add_member
 from torchtitan.models.dit_tts.errors import reading, report_input_errors
 from torchtitan.models.dit_tts.speech.audio import resample

@@ -23,8 +23,8 @@ from tqdm import tqdm
 
 from recipes.base_voice.speech import joe
 from recipes.base_voice.texts import corpus_texts
+from recipes.lists import write_list
 from torchtitan.models.dit_tts.errors import reading, report_input_errors
-from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.text.phones import Phonemizer
 
 VOICES = ("joe", "jm_kumo", "jf_gongitsune", "jf_nezumi")
@@ -89,13 +89,13 @@ def main(args: list[str]) -> int:
         for n, text in enumerate(tqdm(heldout[: options.heldout], voice)):
             audio = f"flac/heldout-{voice}-{n:03d}.flac"
             speak(text, voice, options.out / audio)
-            rows.append(json.dumps({"audio": audio, "text": text, "speaker": voice}) + "\n")
+            rows.append({"audio": audio, "text": text, "speaker": voice})
         seconds = options.minutes * 60 / (1 if voice == "joe" else len(VOICES) - 1)
         for n, text in enumerate(texts[number :: len(VOICES)]):
             if seconds <= 0:
                 break
             seconds -= speak(text, voice, options.out / f"flac/{voice}-{n:04d}.flac")
-    write_atomic(options.out / "heldout.jsonl", "".join(rows))
+    write_list(options.out / "heldout.jsonl", rows)
     return 0
 
 

@@ -172,14 +172,14 @@ def test_readme_names_every_room(folder):
 
 
 def test_who_imports_whom_outside_the_product():
-    """No test imports a test, no benchmark or tool imports a test, the product imports none of them."""
+    """No test imports a test, no benchmark, recipe or tool imports a test, recipes no benchmark, the product none of them."""
     for path in ROOT.glob("tests/**/*.py"):
         for name in imports(path, "tests"):
             allowed = ("tests.helpers", "tests.conftest", "tests.documents")
             assert name.startswith(allowed), f"{path} imports {name}"
-    for folder in ("benchmarks", "tools", "torchtitan", "titan_tts"):
+    for folder in ("benchmarks", "recipes", "tools", "torchtitan", "titan_tts"):
         for path in (ROOT / folder).rglob("*.py"):
             assert not imports(path, "tests"), path
-    for folder in ("tools", "torchtitan", "titan_tts"):
+    for folder in ("recipes", "tools", "torchtitan", "titan_tts"):
         for path in (ROOT / folder).rglob("*.py"):
             assert not imports(path, "benchmarks"), path
