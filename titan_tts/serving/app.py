@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 from fastapi import FastAPI, Request, WebSocket, WebSocketDisconnect
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, Field, ValidationError
+from starlette.middleware.cors import CORSMiddleware
 
 from titan_tts.report.page import STYLE
 from titan_tts.serving.batcher import Batcher, ending
@@ -87,9 +88,7 @@ class SpeechService:
 
     def utterances(self, body: SpeechBody) -> list[Utterance]:
         """The pieces of a request's text. Raises Refusal or InputError if the model cannot say it."""
-        if body.model not in (self.model, *OPENAI_MODELS):
-            message = f"there is no model {body.model!r}; this server has {self.model!r}"
-            raise Refusal(404, message, "model_not_found", "model")
+        self.check_model(body.model)
         caption = clean_text(body.instructions or "")
         if caption and not self.synthesizer.takes_captions:
             message = "this model follows no instructions on how to speak; leave them out, or serve one that was trained "
@@ -105,6 +104,12 @@ class SpeechService:
         conditions = self.synthesizer.conditions(voice, caption)
         whole = Utterance(text, voice, conditions, speed=body.speed)
         return self.synthesizer.pieces(whole, self.synthesizer.streams(body.response_format))
+
+    def check_model(self, name: str) -> None:
+        """Raises Refusal for the name of another model."""
+        if name not in (self.model, *OPENAI_MODELS):
+            message = f"there is no model {name!r}; this server has {self.model!r}"
+            raise Refusal(404, message, "model_not_found", "model")
 
     def voice(self, name: str) -> Voice:
         """The voice that a request names."""
@@ -263,16 +268,23 @@ async def _unless_gone(request: Request, work: Awaitable[_Found]) -> _Found:
         working.cancel()
 
 
-def build_app(service: SpeechService, api_key: str = "", host: str = "127.0.0.1") -> FastAPI:
-    """The application. `api_key`: what requests must have; empty: none. `host`: where it listens. The caller closes the
-    batcher."""
+def build_app(
+    service: SpeechService, api_key: str = "", host: str = "127.0.0.1", origin: str = ""
+) -> FastAPI:
+    """The application. `api_key`: what requests must have; empty: none. `host`: where it listens. `origin`: whose pages may
+    call it; "*": any. The caller closes the batcher."""
     app = FastAPI(title="titan-tts", docs_url=None, redoc_url=None)
     add_refusals(app)
     app.add_middleware(BodyLimit, limit=service.body_limit)
     if api_key:  # checked before a body is read
         app.add_middleware(KeyCheck, key=api_key)
     else:
-        app.add_middleware(HostCheck, host=host)
+        app.add_middleware(HostCheck, host=host, allowed=origin)
+    if origin:  # last, so outermost: a browser asks without the key whether it may call
+        names: Any = {"allow_headers": ["*"], "expose_headers": ["X-Sample-Rate"]}
+        app.add_middleware(
+            CORSMiddleware, allow_origins=[origin], allow_methods=["GET", "POST"], **names
+        )
 
     @app.get("/")
     async def page() -> HTMLResponse:
@@ -292,11 +304,18 @@ def build_app(service: SpeechService, api_key: str = "", host: str = "127.0.0.1"
     async def speech_stream(socket: WebSocket) -> None:
         await service.converse(socket)
 
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        service.check_model(name)
+        entry = {"id": name, "object": "model", "created": 0, "owned_by": "titan-tts"}
+        return entry | {
+            "voices": service.names,
+            "instructions": service.synthesizer.takes_captions,
+        }
+
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        entry = {"id": service.model, "object": "model", "created": 0, "owned_by": "titan-tts"}
-        entry |= {"voices": service.names, "instructions": service.synthesizer.takes_captions}
-        return {"object": "list", "data": [entry]}
+        return {"object": "list", "data": [await model(service.model)]}
 
     @app.get("/v1/audio/voices")  # as Kokoro-FastAPI has it: Open WebUI and others offer these
     async def voices() -> dict[str, Any]:

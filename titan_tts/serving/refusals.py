@@ -88,10 +88,10 @@ def add_refusals(app: FastAPI) -> None:
 class HostCheck:
     """Refuses requests to another name than this machine's, where the server listens for it alone (`host` is a loopback
     address). A browser sends them for a page whose name was first a stranger's server and then became 127.0.0.1. Wherever it
-    listens, no page of a stranger opens a WebSocket, which a browser lets it."""
+    listens, no page of a stranger opens a WebSocket, which a browser lets it; one of the origin `allowed` may ("*": any)."""
 
-    def __init__(self, app: Any, host: str):
-        self.app, self.checks = app, _is_loopback(host)
+    def __init__(self, app: Any, host: str, allowed: str = ""):
+        self.app, self.checks, self.allowed = app, _is_loopback(host), allowed
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         refusal = None
@@ -104,7 +104,8 @@ class HostCheck:
                 message = f"the request is to {given!r}, but this server answers those to 127.0.0.1 and localhost; "
                 message += "--host 0.0.0.0 serves other machines and any name"
                 refusal = Refusal(403, message, "host_not_allowed")
-            elif scope["type"] == "websocket" and origin and origin.partition("://")[2] != given:
+            own = origin.partition("://")[2] == given or self.allowed in ("*", origin)
+            if not refusal and scope["type"] == "websocket" and origin and not own:
                 message = f"a page of {origin!r} may not open a WebSocket here"
                 refusal = Refusal(403, message, "origin_not_allowed")
         answer = refusal.response() if refusal else self.app

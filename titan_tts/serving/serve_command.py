@@ -1,6 +1,7 @@
 """`titan-tts serve`: a model over HTTP, by the API that OpenAI's clients speak."""
 
 import os
+import re
 import socket
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,10 @@ class Options(SamplingOptions):
     speaker); NAME=FOLDER or NAME=FOLDER,FILE: with an adapter that `titan-tts export --adapter` wrote; may be
     repeated."""
 
+    allow_origin: str = ""
+    """Origin, such as https://example.org, whose pages may call this server from a browser; *: any; empty: none but
+    its own."""
+
     max_characters: int = 4096
     """Longest text of a request."""
 
@@ -56,6 +61,10 @@ def run(options: Options) -> int:
     check_range("--port", options.port, 0, 2**16 - 1)
     check_range("--max-characters", options.max_characters, 1, 10**6)
     check_range("--max-batch", options.max_batch, 1, 4096)
+    require(
+        re.fullmatch(r"(\*|https?://[^/]+)?", options.allow_origin) is not None,
+        f"--allow-origin = {options.allow_origin}, but it must be as https://example.org, without a path, or *",
+    )
     given = given_voices(options)
     require_modules("fastapi", "uvicorn", "websockets", "soundfile")
     listening = listen(options.host, options.port)
@@ -79,8 +88,9 @@ def run(options: Options) -> int:
     port = listening.getsockname()[1]
     listening.listen()  # clients may connect once the line is printed
     show(f"{name} at http://{options.host}:{port}/v1, {'with' if key else 'without'} a key")
+    app = build_app(service, key, options.host, options.allow_origin)
     try:
-        server(build_app(service, key, options.host), service.body_limit).run([listening])
+        server(app, service.body_limit).run([listening])
     finally:
         batcher.close()
     return 0

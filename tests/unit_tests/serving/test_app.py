@@ -127,6 +127,13 @@ def test_models_health_and_the_key(server):
     [model] = json.loads(content)["data"]
     assert status == 200 and model["id"] == "tiny" and model["voices"] == ["ann", "bob", "mine"]
     assert model["instructions"] is False
+    for name in ("tiny", "tts-1"):  # as OpenAI's client.models.retrieve asks
+        status, _, content = ask(f"{url}/v1/models/{name}", key="secret")
+        assert status == 200 and json.loads(content) == model | {"id": name}
+    for name in ("other", "some%2Fother"):
+        status, _, content = ask(f"{url}/v1/models/{name}", key="secret")
+        error = json.loads(content)["error"]
+        assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
     said = json.loads(ask(f"{url}/v1/audio/voices", key="secret")[2])["voices"]
     assert said == [{"id": name, "name": name} for name in ("ann", "bob", "mine")]
     assert json.loads(ask(f"{url}/health")[2]) == {"status": "ok", "waiting": 0}
@@ -175,6 +182,24 @@ def test_a_name_that_was_made_to_mean_this_machine_is_refused(server, on, key, o
     assert {name: status_of(url, name) for name in wanted} == wanted
 
 
+@pytest.mark.parametrize("origin, key", [("", ""), ("http://a.test", "secret"), ("*", "")])
+def test_pages_of_an_allowed_origin_may_call(server, origin, key):
+    """A browser asks first, without the key, and shows the page an answer that names its origin."""
+    url, _ = server(api_key=key, origin=origin)
+    for page in ("http://a.test", "https://a.test"):
+        asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-a"}
+        answers = []
+        for method, more in (("OPTIONS", asked), ("GET", {"Authorization": f"Bearer {key}"})):
+            connection = HTTPConnection(url.removeprefix("http://"), timeout=10)
+            connection.request(method, "/v1/models", headers={"Origin": page} | more)
+            answers.append(connection.getresponse())
+        allowed = [answer.headers["Access-Control-Allow-Origin"] for answer in answers]
+        may = origin in ("*", page)
+        assert allowed == [origin or None if may else None] * 2
+        assert (answers[0].status == 200) is may and answers[1].status == 200
+        assert answers[0].headers["Access-Control-Allow-Headers"] == ("x-a" if origin else None)
+
+
 def test_a_body_has_a_limit(server):
     """Also one that does not announce its length."""
     url, _ = server(max_characters=100)
@@ -193,12 +218,13 @@ def test_options_of_serve_arrive(synthesizer, monkeypatch, tmp_path, capsys):
     from titan_tts.serving import app, serve_command
 
     assert serve_command.Options(run="r").host == "127.0.0.1"  # by default no other machine may ask
+    assert serve_command.Options(run="r").allow_origin == ""
     arrived = []
 
-    def build_app(service, key, host):
+    def build_app(service, key, host, origin):
         batcher, voices = service.batcher, service.voices
         batcher.close()
-        arrived.append([batcher.max_batch, batcher.seed, service.model, key, host])
+        arrived.append([batcher.max_batch, batcher.seed, service.model, key, host, origin])
         arrived.append(service.max_characters)
         arrived.append({name: len(voice.reference) for name, voice in voices.items()})
         return "app"
@@ -214,11 +240,11 @@ def test_options_of_serve_arrive(synthesizer, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(app, "build_app", build_app)
     monkeypatch.setenv(serve_command.KEY_VARIABLE, "secret")
     monkeypatch.setattr("os.environ", os.environ.copy())
-    given = "--host localhost --port 0 --max-batch 3 --max-characters 60 --seed 7"
+    given = "--host localhost --port 0 --allow-origin http://a.test:1 --max-batch 3 --max-characters 60 --seed 7"
     given += " --voice d=c.npy --voice e=a=b.npy --voice f=c.npy,a=b.npy"
     options = tyro.cli(serve_command.Options, args=["outputs/voice/", *given.split()])
     assert serve_command.run(options) == 0 and os.environ["LRU_CACHE_CAPACITY"] == "64"
-    service = [3, 7, "voice", "secret", "localhost"]
+    service = [3, 7, "voice", "secret", "localhost", "http://a.test:1"]
     assert arrived == [service, 60, {"d": 3, "e": 2, "f": 5}, 2**16 + 12 * 60]
     assert capsys.readouterr().out.startswith("voice at http://localhost:")
     for given, words in (
@@ -226,6 +252,7 @@ def test_options_of_serve_arrive(synthesizer, monkeypatch, tmp_path, capsys):
         ({"voice": ["d=c.npy", "d=c.npy"]}, "--voice = d=c.npy, but d is given twice"),
         ({"voice": ["d=gone"]}, "--voice = d=gone, but there is no such file"),
         ({"port": 2**16}, "--port = 65536, but"),
+        ({"allow_origin": "http://a.test/"}, "--allow-origin = http://a.test/, but"),
         ({"max_batch": 0}, "--max-batch = 0, but"),
         ({"max_characters": 0}, "--max-characters = 0, but"),
     ):

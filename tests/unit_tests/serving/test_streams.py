@@ -140,20 +140,23 @@ def test_a_websocket_says_one_text_after_the_other(server, synthesizer, monkeypa
 
 
 @pytest.mark.parametrize(
-    "on, key, origin, status",
+    "on, key, origin, allowed, status",
     [
-        ("127.0.0.1", "", None, 0),
-        ("127.0.0.1", "", "own", 0),
-        ("127.0.0.1", "", "http://evil.example", 403),
-        ("0.0.0.0", "", "null", 403),
-        ("0.0.0.0", "", "own", 0),
-        ("127.0.0.1", "secret", "http://evil.example", 0),
-        ("0.0.0.0", "Secret", None, 401),
+        ("127.0.0.1", "", None, "", 0),
+        ("127.0.0.1", "", "own", "", 0),
+        ("127.0.0.1", "", "http://evil.example", "", 403),
+        ("127.0.0.1", "", "http://evil.example", "http://good.example", 403),
+        ("127.0.0.1", "", "http://good.example", "http://good.example", 0),
+        ("127.0.0.1", "", "http://good.example", "*", 0),
+        ("0.0.0.0", "", "null", "", 403),
+        ("0.0.0.0", "", "own", "", 0),
+        ("127.0.0.1", "secret", "http://evil.example", "", 0),
+        ("0.0.0.0", "Secret", None, "", 401),
     ],
 )
-def test_who_may_open_a_websocket(server, on, key, origin, status):
+def test_who_may_open_a_websocket(server, on, key, origin, allowed, status):
     """A browser lets any page open one, and tells whose page it is."""
-    url, _ = server(api_key="secret" if key else "", max_characters=100, on=on)
+    url, _ = server(api_key="secret" if key else "", max_characters=100, on=on, origin=allowed)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     if origin:
         headers["Origin"] = url if origin == "own" else origin
