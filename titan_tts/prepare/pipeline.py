@@ -169,7 +169,7 @@ def _check_corrupt(options: Options, plan: Plan, counted: Chunk) -> None:
         key, sentence = counted.problems[-1]
         enough = min(1.0, (100 * count // total + 1) / 100)
         raise InputError(
-            f"{options.source}: {count} of {total} recordings are corrupt, more than --max-corrupt-fraction = "
+            f"{options.source}: {count} of {total} recordings are corrupt or missing, more than --max-corrupt-fraction = "
             f"{options.max_corrupt_fraction} allows (give {enough:g} or more, or correct them); the last is "
             f"{key}: {sentence}"
         )
@@ -277,6 +277,6 @@ def lines(summary: dict[str, Any]) -> list[str]:
                 "(titan-tts collect cuts and writes down, by a recognizer)"
             )
     if summary["problems"]:
-        out.append("the first corrupt recordings:")
+        out.append("the first undecodable recordings:")
         out += [without_secrets(f"  {key}: {sentence}") for key, sentence in summary["problems"]]
     return out

@@ -16,7 +16,7 @@ from titan_tts.prepare.settings import AudioSettings
 from torchtitan.models.dit_tts.speech.audio import resample, to_mono
 
 REASONS = {
-    "undecodable": "corrupt, incomplete or not audio",
+    "undecodable": "missing, corrupt, incomplete or not audio",
     "not_wanted": "not as --where asks",
     "empty_text": "its text is empty",
     "silent": "quieter than -70 LUFS throughout",

@@ -138,7 +138,7 @@ def test_figures_in_words():
         "left out: 87 of 187 recordings, 72.0 of 193.5 minutes (37.2%)\n  empty_text: 24 (",
         "  too_long: 63, 72.0 minutes (above --max-seconds): a, b, c, m0, m1, ",
         ", m45, m46, ...\n  37% of the speech is too long: cut it at pauses",
-        "\nthe first corrupt recordings:\n  k0: bad\n",
+        "\nthe first undecodable recordings:\n  k0: bad\n",
     ):
         assert each in said
     assert said.endswith("k19: bad")

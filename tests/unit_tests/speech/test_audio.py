@@ -63,7 +63,7 @@ def test_decode_refuses_corrupt_audio(samples):
     bad = samples.copy()
     bad[100] = np.nan
     for data, message in (
-        (b"", "cannot be decoded"),
+        (b"", "the file is empty$"),
         (wav[:-2], f"cut short: {len(wav) - 2} of {len(wav)} bytes"),
         (flac[: len(flac) // 2], "cut short|cannot be decoded"),
         (opus[:-1], "cut short: .* bytes of its end"),
@@ -72,7 +72,8 @@ def test_decode_refuses_corrupt_audio(samples):
         (audio_bytes(bad, RATE, "WAV", "FLOAT"), "NaN"),
         (audio_bytes(np.zeros(0), RATE, "WAV"), "0 samples$"),
         (audio_bytes(samples, 999, "WAV"), "has 999 Hz; 1000 to 1000000 are supported"),
-        (b"hello", "cannot be decoded"),
+        (b"<!DOCTYPE html>", "the file is text, not audio: it begins with '<!DOCTYPE ht'$"),
+        (b"\0\1hello", "cannot be decoded"),
         (b"\xff\xfb\x00\x00" * 300, "cannot be decoded"),
         ("/nowhere/at/all.flac", "No such file"),
     ):
@@ -190,3 +191,16 @@ def test_resampling_keeps_what_is_below_half_the_rate(rate):
         above = resample(tone(1, rate=rate, hertz=9000), rate, RATE)[middle]
         assert np.abs(above).max() < 1e-5  # 80 dB down
     assert resample(low, RATE, RATE) is low
+
+
+def test_channels_that_cancel_out_give_the_loudest_of_them():
+    left, right = tone(1, hertz=300), tone(1, hertz=700)
+    for channels, wanted in (
+        ([left, -left], left),
+        ([0.9 * left, -left], -left),
+        ([left, right], (left + right) / 2),
+        ([0 * left, right], right / 2),
+        ([left, -0.5 * left], left / 4),
+        ([0 * left, 0 * left], 0 * left),
+    ):
+        np.testing.assert_allclose(to_mono(np.stack(channels, 1)), wanted, atol=1e-6)

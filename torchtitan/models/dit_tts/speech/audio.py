@@ -19,6 +19,7 @@ _HEADERLESS = ("g722", "gsm")
 MIN_RATE, MAX_RATE = 1000, 1_000_000  # Hz
 _UNKNOWN_FRAMES = 1 << 62  # libsndfile's count for a FLAC without one is above it
 _BLOCK_FRAMES = 1 << 18
+_CANCELLED = 0.01  # energy of the channels' mean over theirs: two that differ have 0.5
 _MP3_TAGS = (b"Xing", b"Info", b"VBRI")  # in an MP3's first frame, with the number of frames
 
 
@@ -44,6 +45,8 @@ def decode(
                 start = opened.read(12)
         else:
             start = data[:12]
+        if not start:
+            raise InputError("the file is empty")
         by_libsndfile = start.startswith(_LIBSNDFILE_STARTS)
         # MP3: a tag, or a frame's eleven set bits and a layer. AAC has the same bits and no layer.
         is_frame = start[:1] == b"\xff" and start[1:2] > b"\xdf" and start[1] & 6 != 0
@@ -67,6 +70,9 @@ def decode(
     except soundfile.LibsndfileError as error:
         raise InputError(f"the audio cannot be decoded ({error.error_string})") from error
     except (av.FFmpegError, OSError) as error:
+        if isinstance(error, av.FFmpegError) and start.isascii() and b"\0" not in start:
+            begins = f"it begins with {start.decode()!r}"
+            raise InputError(f"the file is text, not audio: {begins}") from None
         raise InputError(f"the audio cannot be decoded ({error.strerror})") from None
     if not MIN_RATE <= rate <= MAX_RATE:
         # A corrupt header: at 1 Hz a small file would be resampled to hours.
@@ -231,10 +237,15 @@ def _decode_by_ffmpeg(
 
 
 def to_mono(samples: np.ndarray) -> np.ndarray:
-    """Mean of the channels: (n, channels) -> (n,)."""
+    """Mean of the channels: (n, channels) -> (n,); the loudest one where they cancel out, as of a cable that turns one
+    of two round."""
     if samples.shape[1] == 1:
         return np.ascontiguousarray(samples[:, 0])
-    return samples.mean(axis=1, dtype=np.float32)
+    mean = samples.mean(axis=1, dtype=np.float32)
+    energies = np.einsum("nc,nc->c", samples, samples)
+    if mean @ mean < _CANCELLED * energies.mean():
+        return np.ascontiguousarray(samples[:, energies.argmax()])
+    return mean
 
 
 def resample(samples: np.ndarray, rate: int, target_rate: int) -> np.ndarray:
