@@ -31,6 +31,7 @@ OUTLIER_SIGMAS = 5.0
 MIN_OUTLIER_RATIO = 2.0
 # Peaks spread more than levels do.
 MIN_PEAK_RATIO = 4.0
+MAX_CLIPPED = 0.01
 EXAMPLES = 20  # of a finding
 
 # A problem's kind in data/shard.py -> code.
@@ -163,6 +164,9 @@ class _Checks:
         self.add_samples("corrupt_sample", corrupt, lambda one: measured.messages.get(one, ""))
         constant = measured.where(rows["constant"])
         self.add_samples("constant_latents", constant, lambda one: f"{frames[one]} frames")
+        share = rows["clipped"]
+        clipped = measured.where(share > MAX_CLIPPED)
+        self.add_samples("clipped", clipped, lambda one: f"{share[one]:.1%}", share[clipped])
         valid = (rows["state"] == READ) & ~rows["constant"]
         for code, name, word, ratio in (
             ("std_outlier", "std", "standard deviation", MIN_OUTLIER_RATIO),

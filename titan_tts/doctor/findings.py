@@ -18,6 +18,7 @@ error | lost_letters | Texts with letters that espeak-ng does not read | It says
 error | heldout_in_training | Held-out samples with the latents of a training sample | Their metrics measure memorization: remove them from one of the two.
 warning | std_outlier | Latents with a standard deviation far from the others' | Often a different loudness, a different codec or silence: listen to a few.
 warning | peak_outlier | Latents with a maximum magnitude far above the others' | Often a corrupt or clipped recording: listen to a few.
+warning | clipped | Recordings with more than 1 % of their samples at full scale | Their peaks are cut off, and a model learns to sound so: record them at a lower level, or leave them out by titan-tts prepare --max-clipped 0.01.
 warning | chars_per_second_outlier | Speech much faster or slower than the rest | Text and audio probably do not match, or one of them is cut off.
 warning | texts_explain_little | Texts that fit the lengths of their recordings less than right ones do | Some belong to other recordings, or these are cut or hold long silence: listen to a few.
 warning | empty_text | Samples without text | The model learns to speak from nothing: give them their text or remove them.

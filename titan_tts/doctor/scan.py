@@ -41,6 +41,7 @@ ROW = np.dtype(
         ("unspoken", "?"),  # likewise
         ("std", "f4"),  # over all frames and channels
         ("peak", "f4"),  # maximum magnitude
+        ("clipped", "f4"),  # fraction of the recording's samples at full scale; 0: not told
         ("duration", "f8"),  # target_duration in seconds; NaN: no positive number
     ]
 )
@@ -134,5 +135,7 @@ def _measure_metadata(row: np.void, metadata: dict[str, Any]) -> None:
     row["blank_text"] = not text.strip()
     row["decomposed"] = bool(decomposed(metadata))
     row["unspoken"] = bool(unspoken(metadata))
+    clipped = metadata.get("clipped")  # by prepare or collect
+    row["clipped"] = clipped if type(clipped) is float else 0
     is_number = type(duration) in (int, float) and 0 < duration < np.inf
     row["duration"] = duration if is_number else np.nan

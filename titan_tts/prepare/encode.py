@@ -21,7 +21,13 @@ from titan_tts.prepare.audio_reader import Loader, ReadyLatents, Recording
 from titan_tts.prepare.captions import voice_figures
 from titan_tts.prepare.formats import SourceError
 from titan_tts.prepare.listing import add_names, items_of_chunk, unusable
-from titan_tts.prepare.processing import REASONS, length_reason, loudness, process
+from titan_tts.prepare.processing import (
+    REASONS,
+    clipped_fraction,
+    length_reason,
+    loudness,
+    process,
+)
 from titan_tts.prepare.settings import AudioSettings, Options
 from titan_tts.records.utterance import SPLITS, Utterance
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_dataset
@@ -193,6 +199,8 @@ def _of_recording(
     labels["target_duration"] = done.seconds
     if done.gain_db is not None:
         labels["gain_db"] = done.gain_db
+    if clipped := round(clipped_fraction(loaded.samples), 3):
+        labels["clipped"] = clipped
     if len(references) > 1:
         labels[REFERENCE_PARTS] = [len(each) for each in parts[1:]]
     latents = _latents(run, done.waveform, device)

@@ -141,6 +141,7 @@ FAULTS = [
     ("constant_reference", one_sample(13, lambda _: {"reference": np.zeros((20, CHANNELS))})),
     ("std_outlier", one_sample(2, lambda sample: {"latents": sample.latents / 4})),
     ("peak_outlier", one_sample(2, with_peak)),
+    ("clipped", metadata(4, clipped=0.011)),
     ("chars_per_second_outlier", metadata(4, text="hm")),
     ("empty_text", metadata(4, text=" \n")),
     ("unspoken_parts", metadata(4, text="Press the pound key. (simple tone sound plays)")),
@@ -155,6 +156,7 @@ FAULTS = [
 # What the example says, where it has a figure.
 DETAILS = {
     "constant_latents": "60 frames",
+    "clipped": "1.1%",
     "chars_per_second_outlier": "0.5 characters per second, the median of its language is 13.9",
     "long_text": "302 tokens",  # with begin and end
     "duration_mismatch": "62 frames for 99.000 seconds, which are 2475.0 frames at 25 per second",

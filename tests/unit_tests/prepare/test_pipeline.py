@@ -293,11 +293,12 @@ def test_processing_is_noted_per_sample(tmp_path):
     samples = np.concatenate([np.zeros(16_000, np.float32), corpora.tone(1, 0.02)])
     quiet = corpora.Speech("a", "x", "s", "train", samples)
     peak = np.where(np.arange(32_000) == 24_000, np.float32(0.9), samples)
-    prepare(
-        corpora.write_manifest(tmp_path / "m", [quiet, replace(quiet, key="b", samples=peak)]),
-        tmp_path / "out",
-    )
-    first, second = read_shards(tmp_path / "out/train").values()
+    loud = np.where(np.arange(32_000) < 3200, np.float32(2), samples)
+    others = [replace(quiet, key="b", samples=peak), replace(quiet, key="c", samples=loud)]
+    prepare(corpora.write_manifest(tmp_path / "m", [quiet, *others]), tmp_path / "out")
+    first, second, third = read_shards(tmp_path / "out/train").values()
+    clipped = [each["json"].get("clipped") for each in (first, second, third)]
+    assert clipped == [None, None, pytest.approx(0.1 / 2, abs=0.001)]  # of both channels
     # Nine blocks of 0.4 s, each 0.1 s: the tone fills 0.15, 0.25 and 0.35 s of the first three, and six others.
     gain = -16 + 36.99 + 2.5 - 10 * np.log10((6 + 0.75 / 0.4) / 9)
     assert first["json"]["gain_db"] == pytest.approx(gain, abs=0.1)
