@@ -293,7 +293,7 @@ def test_processing_is_noted_per_sample(tmp_path):
     samples = np.concatenate([np.zeros(16_000, np.float32), corpora.tone(1, 0.02)])
     quiet = corpora.Speech("a", "x", "s", "train", samples)
     peak = np.where(np.arange(32_000) == 24_000, np.float32(0.9), samples)
-    loud = np.where(np.arange(32_000) < 3200, np.float32(2), samples)
+    loud = np.where(np.arange(32_000) < 3200, np.float32(1.5), samples)
     others = [replace(quiet, key="b", samples=peak), replace(quiet, key="c", samples=loud)]
     prepare(corpora.write_manifest(tmp_path / "m", [quiet, *others]), tmp_path / "out")
     first, second, third = read_shards(tmp_path / "out/train").values()
