@@ -47,7 +47,7 @@ def prompts(language: str) -> Rows:
     texts = Path(f"/usr/share/doc/asterisk-core-sounds-{language}/core-sounds-{language}.txt.gz")
     installed = sounds.is_dir() and texts.is_file()
     require(installed, f"{sounds} and {texts} are needed; apt-get install the packages above")
-    rows = []
+    rows = dict[str, dict[str, Any]]()  # by key: some lines are there twice
     for line in gzip.decompress(texts.read_bytes()).decode().splitlines():
         said, path = _LINE.match(line), sounds
         if said and (path := sounds / f"{said[1].strip()}.g722").is_file():
@@ -55,8 +55,8 @@ def prompts(language: str) -> Rows:
             row = {"key": said[1].strip().replace("/", "-"), "text": said[2].strip()}
             row |= {"audio": str(path), "speaker": "person", "seconds": len(samples) / rate}
             if row["seconds"] < _LONGEST and not row["key"].startswith("silence"):
-                rows.append(row)
-    return sorted(rows, key=lambda row: row["key"])
+                rows.setdefault(row["key"], row)
+    return [rows[key] for key in sorted(rows)]
 
 
 def lists_of(rows: Rows, minutes: list[float], heldout: int, reference: Path) -> dict[float, Rows]:
