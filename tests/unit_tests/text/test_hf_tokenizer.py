@@ -6,8 +6,9 @@ import shutil
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
-from tests.helpers.sentences import refused
+from tests.helpers.sentences import refused, sentence_of
 from tests.helpers.tokens import token
 from tools.harness.synthetic import flip_bits, make_shards
 from torchtitan.models.dit_tts.data.dataset import open_dataset
@@ -181,3 +182,27 @@ def test_counts_are_exact_and_stored(model, checkpoints, tmp_path, monkeypatch):
     other, counted = counting(load_subword_tokenizer(str(checkpoints[other])))
     other.max_tokens(dataset)
     assert len(counted) == 30
+
+
+def test_a_tokenizer_of_another_kind_is_told_as_that(checkpoints, tmp_path):
+    """The library reads it as the kind of its model's type, or fails in its own words."""
+    words = ["<pad>", "</s>", "<unk>", *(f"w{number}" for number in range(40))]
+    for name, count, has_class, said in (
+        ("t5", 43, False, "its tokenizer.json holds a WordLevel"),
+        ("bert", 43, False, "(a model of this type is read with a WordPiece; its tokenizer.json"),
+        ("t5", 9, True, "(it has 6 pieces for letters, and needs 16, as where"),
+        ("t5", 0, False, "(it has 1 pieces for letters, and needs 16, as where"),
+    ):
+        folder = tmp_path / f"{name}-{count}"
+        shutil.copytree(checkpoints[name], folder)
+        for path in folder.glob("token*"):
+            path.unlink()
+        level = Tokenizer(models.WordLevel({w: n for n, w in enumerate(words[:count])}, "<unk>"))
+        if has_class:
+            special = dict(pad_token="<pad>", eos_token="</s>", unk_token="<unk>")
+            PreTrainedTokenizerFast(tokenizer_object=level, **special).save_pretrained(folder)
+        elif count:
+            level.save(str(folder / "tokenizer.json"))
+        message = sentence_of(load_subword_tokenizer, str(folder))
+        assert said in message and ("WordLevel" in message) is bool(count)
+        assert message.endswith("; give a complete folder, whose files belong together")

@@ -243,6 +243,8 @@ def find_source(model: str, *, download: bool = True, folder: Path | None = None
 
 def download_by_hand(model: str) -> str:
     """The advice for a model whose files are incomplete."""
+    if os.path.isdir(model):
+        return "give a complete folder, whose files belong together"
     return f"give a complete folder, or download it on a machine with network access: hf download {model}"
 
 

@@ -3,12 +3,14 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from torchtitan.models.dit_tts.added_tokens import AddedTokens
-from torchtitan.models.dit_tts.bounded import parse_json
+from torchtitan.models.dit_tts.bounded import parse_json, read_json_file
 from torchtitan.models.dit_tts.config.job_config import LEARNED_SUBWORDS, is_pretrained
 from torchtitan.models.dit_tts.data.dataset import Dataset
 from torchtitan.models.dit_tts.data.members import caption_of
@@ -194,16 +196,24 @@ def _load_tokenizer(model: str) -> tuple[Any, TextTokenizer]:
         backend = getattr(found, "backend_tokenizer", None)
         if backend is None:
             raise ValueError("it is written in Python; one with a tokenizer.json is needed")
-        text = TextTokenizer(backend.to_str())
+        text, kind = TextTokenizer(backend.to_str()), type(backend.model).__name__
+        if stored not in ("", kind):
+            raise ValueError(f"a model of this type is read with a {kind}")
         if text.num_pieces < _MIN_PIECES:
-            raise ValueError("its vocabulary's files are missing")
+            few = f"it has {text.num_pieces} pieces for letters, and needs {_MIN_PIECES}"
+            raise ValueError(f"{few}, as where its vocabulary's files are missing")
         return found, text
+
+    stored = ""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        stored = str(read_json_file(Path(model, "tokenizer.json"))["model"]["type"])[:40]
 
     try:
         return load_local_or_hub(load, model)
     except Exception as error:  # the kind depends on the file
+        why = first_line(error) + (f"; its tokenizer.json holds a {stored}" if stored else "")
         raise InputError(
-            f"[encoder] model = {model!r}: its tokenizer cannot be loaded ({first_line(error)}); {download_by_hand(model)}"
+            f"[encoder] model = {model!r}: its tokenizer cannot be loaded ({why}); {download_by_hand(model)}"
         ) from error
 
 
