@@ -125,6 +125,8 @@ def test_a_cpu_keeps_activations_and_computes_in_the_faster_precision(
         (20.0, "lora", 0, 133, 0.006, (45, 4)),
         (21.0, "lora", 0, 333, 0.006, (111, 10)),
         (21.0, "lora", 450, 450, 0.006, (150, 14)),
+        (1.0, "full", 1, 1, 0.002, (40, 4)),
+        (1.0, "full", 8, 8, 0.002, (40, 4)),
         (1.0, "full", 20, 20, 0.002, (40, 4)),  # at the end alone
         (1.0, "full", 9000, 9000, 0.002, (500, 32)),
     ],
@@ -138,6 +140,9 @@ def test_steps_follow_the_minutes_and_the_rate_the_method(
     assert train[1] == "out/base/fine_tune.toml" and train[-1] == "--data.seed=3"
     assert (int(keys["--training.steps"]), float(keys["--optimizer.lr"])) == (steps, lr)
     assert keys["--nproc"] == "2"
+    warmup, decay = (float(keys[f"--lr_scheduler.{n}"]) for n in ("warmup_steps", "decay_ratio"))
+    assert (warmup, decay) == (max(1, steps // 20), {1: 0.0, 8: 0.875}.get(steps, 0.95))
+    assert warmup + round(steps * decay) <= steps  # else the training warns
     assert keys["--data.path"] == "data/train" and keys["--validation.path"] == "data/heldout"
     assert keys["--lora.rank"] == ("16" if method == "lora" else "0")
     assert keys["--checkpoint.initial_load_path"] == "out/base"

@@ -218,6 +218,7 @@ def _train(options: Options, base: Path, data: Path, encoder: dict[str, str]) ->
         )
     same = encoder["encoder.model"] == config.encoder.model
     rate = _RATES[options.method] if same else _RATE_OF_LANGUAGE
+    warmup = max(1, steps // 20)
     keys = {
         "nproc": options.nproc,
         "data.path": ",".join(filter(None, (str(data / "train"), options.keep))),
@@ -230,9 +231,9 @@ def _train(options: Options, base: Path, data: Path, encoder: dict[str, str]) ->
         "lora.rank": 0 if options.method == "full" else _RANK,
         "optimizer.lr": rate * of_base["optimizer"]["lr"],
         "optimizer.weight_decay": 0.0,  # towards 0 is away from the base
-        "lr_scheduler.warmup_steps": max(1, steps // 20),
+        "lr_scheduler.warmup_steps": warmup,
         "lr_scheduler.decay_type": "linear",
-        "lr_scheduler.decay_ratio": 0.95,
+        "lr_scheduler.decay_ratio": min(0.95, 1 - warmup / steps),
         "lr_scheduler.min_lr_factor": 0.0,
         "training.steps": steps,
         "training.local_batch_size": 0,

@@ -3,6 +3,7 @@
 Both decode greedily and without the text before, so that a sound's transcript depends on nothing else.
 """
 
+import logging
 import math
 import os
 import unicodedata
@@ -140,6 +141,7 @@ class FasterWhisperRecognizer(_Whisper):
         require_modules("faster_whisper")
         from faster_whisper import WhisperModel
 
+        logging.getLogger("faster_whisper").setLevel(logging.WARNING)  # a line for every sound
         place = torch.device(device)
         threads = torch.get_num_threads()
         # A second thread gains next to nothing within a sound, and half of the time between two.
