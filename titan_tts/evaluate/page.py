@@ -24,7 +24,6 @@ from titan_tts.report.sound import with_spectrograms
 from titan_tts.report.words import counted
 from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound as Waveform
-from torchtitan.models.dit_tts.speech.scoring.word_errors import guess_language, normalizer
 
 _MEANING = (
     "Small figures: 95 % intervals, for other texts in these voices and other noise. No system can be expected to be better "
@@ -120,8 +119,6 @@ def _measured_with(
 def shown_utterances(report: dict[str, Any], evaluation: Evaluation, count: int) -> list[Audio]:
     """The `count` worst utterances, each with the noise seed that has most word errors over all systems."""
     systems = [row for row in report["rows"] if row["kind"] == SYSTEM]
-    scorers = evaluation.scorers
-    spelling = getattr(scorers.recognizer, "spelling", None)
     shown = []
     for index in worst_first(evaluation.scored, len(report["utterances"]))[:count]:
         row, prompt = report["utterances"][index], evaluation.tests.prompts[index]
@@ -135,9 +132,7 @@ def shown_utterances(report: dict[str, Any], evaluation: Evaluation, count: int)
         for sound in with_spectrograms([*_sounds(prompt, evaluation, systems, seed)]):
             if scores := row["scores"].get(sound.label):
                 score = scores[seed if len(scores) > 1 else 0]
-                wanted = scorers.added.without(row["text"])
-                heard = marks(wanted, score["heard"], prompt.language, spelling)
-                sound = replace(sound, words=heard, **_verdict(score))
+                sound = replace(sound, words=marks(score["compared"]), **_verdict(score))
             sounds.append(sound)
         speaker = f", speaker {row['speaker']}" if row["speaker"] else ""
         of_seed = f", seed {seeds[seed]}" if systems else ""
@@ -176,15 +171,12 @@ def _sounds(
         yield system["name"], read_sound(path)
 
 
-def marks(
-    text: str, heard: str, language: str = "", spelling: Any = None
-) -> list[tuple[str, str, str]]:
-    """(word, kind, expected word) of the words as they are compared; the kind is right, wrong (another word was
-    expected), extra, or missing (it was not heard)."""
+def marks(compared: Sequence[str]) -> list[tuple[str, str, str]]:
+    """(word, kind, expected word) of a text and what was heard, as they were compared; the kind is right, wrong (another
+    word was expected), extra, or missing (it was not heard)."""
     import jiwer
 
-    normalize = normalizer(language or guess_language(text), spelling)
-    wanted, found = normalize(text).split(), normalize(heard).split()
+    wanted, found = (each.split() for each in compared)
     if not wanted:
         return [(word, "extra", "") for word in found]
     out: list[tuple[str, str, str]] = []
@@ -239,8 +231,7 @@ def _heard(folder: Path, found: Mapping[str, Any]) -> Iterator[Part]:
         shown = []
         for sound in with_spectrograms(sounds):
             score = scores[sound.label][0]
-            words = marks(utterance["text"], score["heard"], utterance["language"])
-            shown.append(replace(sound, words=words, **_verdict(score)))
+            shown.append(replace(sound, words=marks(score["compared"]), **_verdict(score)))
         of_recording = [
             f'heard in the recording: "{each["heard"]}"' for each in scores.get(RECORDINGS, [])
         ]

@@ -22,6 +22,7 @@ from tests.helpers.evaluated_run import (
 )
 from tests.helpers.pages import check_offline, table
 from titan_tts.evaluate.page import comparison_page, marks
+from torchtitan.models.dit_tts.speech.scoring.word_errors import count_errors
 
 HEADS = {"wer": "WER", "cer": "CER", "speaker_similarity": "speaker similarity"}
 HEADS |= {"duration_error": "duration error", "pitch": "F0 (Hz)"}
@@ -97,23 +98,30 @@ def test_a_comparison_plays_the_texts_with_most_errors_first(evaluated, tmp_path
         recorded, is_last = row["scores"]["recordings"][0], row["text"] == shown[-1]
         recorded |= {"word_errors": recorded["words"] * is_last}
         recorded |= {"heard": "<b>no"} if is_last else {}
+        row["scores"]["a@5"][0]["compared"] = ["grey", "grey"]
     copy.mkdir()
     (copy / "wavs").symlink_to(evaluated / "wavs")
     (copy / "evaluation.json").write_text(json.dumps(changed))
     content = comparison_page("t", {"new": copy}).html()
     again = [html.unescape(text) for text in re.findall(r"<article>\s*<h3>(.*?)</h3>", content)]
-    assert again == [shown[-1], *shown[:-1]]
+    assert again == [shown[-1], *shown[:-1]] and len(re.findall(r"\bgrey\b", content)) == 5
     assert "heard in the recording: &quot;&lt;b&gt;no&quot;" in content.replace("&#34;", "&quot;")
 
 
 def test_wrong_words_are_marked():
-    text, heard = "Mr. Brown paid $23 now.", "mister brown said twenty three dollars right now"
-    found = marks(text, heard)
-    assert ("said", "wrong", "paid") in found and ("right", "extra", "") in found
-    assert [word for word, kind, _ in found if kind == "right"][:2] == ["mister", "brown"]
-    assert marks("one two three", "one three")[1] == ("2", "missing", "")
-    assert marks("rot", "um rot", "de")[0] == ("um", "extra", "") and len(marks("a", "um a")) == 1
-    assert marks("...", "well") == [("well", "extra", "")] and marks("one", "")[0][1] == "missing"
+    """Of the words that count as errors none is right, and of the others each: spellings of numbers and of a checkpoint."""
+    spelling = {"grey": "gray"}
+
+    def found(text, heard, language=""):
+        return marks(count_errors(text, heard, language, spelling).compared)
+
+    said = found("Mr. Brown paid $23 now.", "mister brown said twenty three dollars right now")
+    assert ("said", "wrong", "paid") in said and ("right", "extra", "") in said
+    assert [word for word, kind, _ in said if kind == "right"][:2] == ["mister", "brown"]
+    assert {kind for _, kind, _ in found("Fifty grey cats.", "50 gray cats")} == {"right"}
+    assert found("one two three", "one three")[1] == ("2", "missing", "")
+    assert found("rot", "um rot", "de")[0] == ("um", "extra", "") and len(found("a", "um a")) == 1
+    assert found("...", "well") == [("well", "extra", "")] and found("one", "")[0][1] == "missing"
 
 
 def test_the_figures_are_those_of_the_json(evaluated):

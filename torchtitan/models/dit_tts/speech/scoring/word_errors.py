@@ -19,7 +19,7 @@ import functools
 import re
 import unicodedata
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 WITHOUT_BLANKS = frozenset("zh yue cmn wuu nan ja th lo my km bo".split())
 # Thai, Lao, Tibetan and Burmese; Khmer; Japanese and Chinese.
@@ -47,6 +47,8 @@ class Errors:
     words: int
     character_errors: int
     characters: int
+    compared: tuple[str, str] = field(default=("", ""), compare=False)
+    """the text and what was heard, as they were compared"""
 
 
 def language_code(language: str) -> str:
@@ -133,7 +135,7 @@ def count_errors(
     blank = "" if language_code(language) in WITHOUT_BLANKS else " "
     letters, letters_found = (each.replace(" ", blank) for each in (wanted, found))
     if not words:
-        return Errors(len(found.split()), 0, len(letters_found), 0)
+        return Errors(len(found.split()), 0, len(letters_found), 0, (wanted, found))
     by_word = jiwer.process_words(wanted, found)
     by_character = jiwer.process_characters(letters, letters_found)
     return Errors(
@@ -141,4 +143,5 @@ def count_errors(
         words,
         by_character.substitutions + by_character.insertions + by_character.deletions,
         len(letters),
+        (wanted, found),
     )
