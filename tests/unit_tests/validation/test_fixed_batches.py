@@ -127,7 +127,7 @@ def test_references_are_drawn_where_none_is_stored(tmp_path):
     )
 
 
-def test_own_texts_are_placed_by_their_recordings_and_others_as_expected(four):
+def test_own_and_other_texts_are_placed_by_the_same_recording(four):
     recordings = choose_recordings(open_training_data(data_section(four)), 10**6)
     tokenizer = UnitTokenizer(CONDITIONS, aligner=fit_aligner(recordings))
     fixed = fixed_set(four, batch_size=4, tokenizer=tokenizer)
@@ -137,11 +137,8 @@ def test_own_texts_are_placed_by_their_recordings_and_others_as_expected(four):
             fixed.dataset.metadata_of([fixed.samples[n]])[0]["text"] for n in (row, partner)
         )
         latents, _ = fixed.dataset.read(fixed.samples[row])
-        placed = tokenizer.text_positions(text, tokenizer.aligner.frames(text, latents))
-        for entries, wanted in (
-            (batch.inputs, placed),
-            (batch.others[TEXT][0], tokenizer.text_positions(other)),
-        ):
+        for entries, said in ((batch.inputs, text), (batch.others[TEXT][0], other)):
+            wanted = tokenizer.text_positions(said, tokenizer.aligner.frames(said, latents))
             found = entries["text_positions"][row].tolist()
             assert found == pytest.approx([*wanted, *[-1] * (len(found) - len(wanted))])
 

@@ -31,8 +31,8 @@ class FixedBatch:
     Attributes:
         rows: (B,) int64, the samples' positions in the set.
         inputs: as the data loader's.
-        others: TEXT -> entries of `inputs` with the text of another row, under the row's own conditions, and (B,) bool,
-            the rows that have a second text; SPEAKER -> likewise with the reference of another speaker; CAPTION ->
+        others: TEXT -> entries of `inputs` with the text of another row, under the row's own conditions and as well aligned
+            to its latents as its own text is, and (B,) bool, the rows that have a second text; SPEAKER -> likewise with the reference of another speaker; CAPTION ->
             likewise with another caption, for a model that takes captions.
     """
 
@@ -152,9 +152,13 @@ class FixedSet:
         ]
         positions = torch.full(ids.shape, -1.0)
         if self.tokenizer.aligner is not None:
-            for row, each in zip(positions.numpy(), texts, strict=True):
-                expected = self.tokenizer.text_positions(each)
-                row[: len(expected)] = expected
+            # The right text has its recording's own timing, by which alone speech is easier to tell.
+            for row, each, latents, frames in zip(
+                positions.numpy(), texts, inputs["latents"].numpy(), inputs["frames"].tolist()
+            ):
+                aligned = self.tokenizer.aligned_frames(each, latents[:frames])
+                placed = self.tokenizer.text_positions(each, aligned)
+                row[: len(placed)] = placed
         other_text = {
             "text_ids": ids,
             "text_tokens": torch.tensor(lengths),
