@@ -88,7 +88,7 @@ VARIANTS = {
     "8bit": ("matrix", 2, ["--optimizer.state_dtype=8bit"], FSDP),
     "8bit_tp_fsdp": ("matrix", 4, ["--optimizer.state_dtype=8bit"], [*TP, *FSDP]),
     "muon_tp": ("matrix", 2, ["--optimizer.name=Muon"], TP),
-    "muon_base_dim": ("slow", 2, ["--optimizer.name=Muon", "--optimizer.base_dim=16"], FSDP),
+    "muon_base_dim": ("slow", 2, ["--optimizer.name=Muon", "--optimizer.base_dim=512"], FSDP),
     "drawn_references": (
         "slow",
         2,

@@ -16,7 +16,8 @@ from torchtitan.config import LRScheduler
 from tests.helpers import tensor_parallel_ranks as ranks
 from tests.helpers.small_models import assert_equal, full_inputs, initialized_model, small_args
 from tools.harness.forked import run_ranks
-from torchtitan.models.dit_tts.config.job_config import Optimizer, Parallelism
+from torchtitan.models.dit_tts.config.job_config import JobConfig, Optimizer, Parallelism
+from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.infra.optimizer import (
     TTSOptimizers,
     build_tts_lr_schedulers,
@@ -24,6 +25,7 @@ from torchtitan.models.dit_tts.infra.optimizer import (
 )
 from torchtitan.models.dit_tts.infra.parallelize import _sum_gradients, apply_fsdp, write_sharded
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
+from torchtitan.models.dit_tts.model_config import model_flavors
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
 
 CONFIG = Optimizer(lr=1e-2, weight_decay=0.1, beta1=0.8, beta2=0.9)
@@ -41,9 +43,14 @@ def build(model: nn.Module, config: Optimizer | str) -> TTSOptimizers:
     return build_tts_optimizers([model], KINDS[config] if isinstance(config, str) else config, None)
 
 
+TUNED = small_args(dim=16, mlp_dim=32, speaker_dim=12, text_vocab_size=20)
+
+
 def small_model(**sizes: int) -> DiTTTSModel:
-    """Large enough that the largest moments are quantised, also in thirds."""
-    return initialized_model(small_args(**dict(dim=64, mlp_dim=96, text_vocab_size=20) | sizes))
+    """Large enough that the largest moments are quantised, also in thirds. Of its inputs, since its rates were TUNED,
+    there are 64 / 16 in the decoder, 96 / 32 in its MLP's second half and 24 / 12 from the speaker."""
+    wide = dict(dim=64, mlp_dim=96, text_vocab_size=20, tuned=TUNED)
+    return initialized_model(small_args(**wide | sizes))
 
 
 IMPLEMENTATIONS = [*KINDS.values(), replace(CONFIG, implementation="foreach")]
@@ -200,31 +207,65 @@ def test_muon_has_the_blocks_products_at_its_own_rate_and_adamw_the_rest():
     assert all(found[name] == (0.01, 0.1) for name in expected)
     # At one RMS an orthogonal update's spectral norm grows as the root of the width.
     found = rates(small_model(), replace(KINDS["Muon"], base_dim=16))
-    assert all(found[name] == pytest.approx((0.01 / 2, 0.1 * 2)) for name in expected)
+    by = {"mlp.down": 3**0.5, "attention.text_kv": 2**0.5, "attention.speaker_kv": 2**0.5}
+    for name in BLOCK:
+        slower = by.get(name, 2)
+        assert found[f"layers.1.{name}.weight"] == pytest.approx((0.01 / slower, 0.1 * slower))
     assert found["output.weight"] == pytest.approx((0.01 / 4, 0.1 * 4))
 
 
 @pytest.mark.parametrize("state_dtype", ["float32", "8bit"])
-def test_matrices_that_grow_with_the_width_have_smaller_rates(state_dtype):
-    """At four times the width: a quarter of the rate and four times the decay."""
+def test_matrices_whose_inputs_have_grown_have_smaller_rates(state_dtype):
+    """At four times the inputs: a quarter of the rate and four times the decay."""
     model = small_model()
     config = replace(CONFIG, base_dim=16, state_dtype=state_dtype)
     found = rates(model, config)
-    wide = {name for name, rate in found.items() if rate == pytest.approx((0.0025, 0.4))}
-    expected = {f"layers.1.{name}.weight" for name in (*BLOCK, "adaln.down", "adaln.up")}
-    for stack in ("speaker_encoder", "text_encoder"):
-        expected |= {f"{stack}.layers.1.{name}.weight" for name in PRODUCTS}
-    others = ("output", "text_input", "timestep.layers.2", "timestep.layers.4")
-    assert {name.replace("0", "1") for name in wide} == expected | {f"{n}.weight" for n in others}
-    assert all(found[name] in ((0.01, 0.1), (0.01, 0.0)) for name in found.keys() - wide)
+    own = ("attention.qkv_gate", "attention.out", "mlp.gate_and_up")
+    grown = {f"layers.1.{name}": 4 for name in (*own, "adaln.down")} | {"layers.1.mlp.down": 3}
+    grown |= dict.fromkeys(("output", "timestep.layers.2", "timestep.layers.4"), 4)
+    grown |= dict.fromkeys(("layers.1.attention.text_kv", "layers.1.attention.speaker_kv"), 2)
+    grown |= {f"speaker_encoder.layers.0.{name}": 2 for name in own}
+    for name in found.keys() - {name for name in found if name.startswith("layers.0.")}:
+        by = grown.pop(name.removesuffix(".weight"), 1)
+        assert found[name][0] == pytest.approx(0.01 / by), name
+        assert found[name][1] in (pytest.approx(0.1 * by), *((0.0,) * (by == 1))), name
+    assert not grown
     # What is logged is the rate of the config.
     optimizers = build(model, config).optimizers
     assert float(optimizers[0].param_groups[0]["lr"]) == pytest.approx(0.01)
-    assert rates(model, replace(config, base_dim=64)) == rates(model, replace(config, base_dim=0))
     model.text_encoder = Pretrained()
     found = rates(model, replace(config, encoder_lr=3e-4))
     assert found["text_encoder.core.weight"] == (3e-4, 0.1)
     assert found["text_input.weight"] == (0.01, 0.1)  # its width is not the model's
+    model.args.tuned = None
+    with pytest.raises(InputError, match=r"base_dim = 16, but no flavor"):
+        build(model, config)
+
+
+@pytest.mark.parametrize(
+    ("flavor", "base_dim", "by"),
+    [
+        ("300M", 512, {"decoder": 2, "mlp": 2, "adaln": 2, "speaker": 2, "text": 2}),
+        ("8B", 2560, {"decoder": 1.6, "mlp": 1.6, "adaln": 1, "speaker": 1, "text": 2560 / 1152}),
+    ],
+)
+def test_a_flavors_rates_follow_from_the_one_of_that_width(flavor, base_dim, by):
+    job = JobConfig()
+    job.encoder.n_heads, job.optimizer = 8, replace(CONFIG, base_dim=base_dim)
+    args = model_flavors()[flavor]
+    args.update_from_config(job)
+    args.n_layers = args.tuned.n_layers = args.speaker_n_layers = args.tuned.speaker_n_layers = 1
+    with torch.device("meta"):
+        found = rates(DiTTTSModel(args), job.optimizer)
+    expected = {"layers.0.attention.out": "decoder", "layers.0.mlp.down": "mlp"}
+    expected |= {"layers.0.adaln.up": "adaln", "layers.0.attention.speaker_kv": "speaker"}
+    expected |= {"speaker_encoder.layers.0.mlp.down": "speaker", "text_input": "text"}
+    for name, part in expected.items():
+        assert found[f"{name}.weight"] == pytest.approx((0.01 / by[part], 0.1 * by[part])), name
+    assert found["input.weight"] == found["timestep.layers.0.weight"] == (0.01, 0.1)
+    job.encoder.dim = 1280  # a width of its own, at both
+    args.update_from_config(job)
+    assert args.tuned.text_dim == 1280
 
 
 def test_8bit_leaves_embeddings_to_float32_adamw():

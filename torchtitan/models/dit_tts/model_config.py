@@ -40,6 +40,12 @@ _SIZES = (
 )
 """Fields of `DiTTTSModelArgs` that [model] sizes may change: no other key decides them"""
 
+_WIDTHS = (
+    *("dim", "mlp_dim", "adaln_rank", "timestep_dim"),
+    *("speaker_dim", "speaker_mlp_dim"),
+)
+"""Fields in which a model differs from the one that [optimizer] base_dim names, as far as they are a flavor's"""
+
 _MAX_SIZE = 2**20
 
 
@@ -163,6 +169,12 @@ class DiTTTSModelConfig(DiTTTSModelArgs):
                 f"[encoder] n_heads = {encoder.n_heads} for a width of {self.text_dim}, but the width "
                 f"of a head must be an even number; change n_heads or dim",
             )
+        own_text = not is_pretrained(encoder.model) and not encoder.dim
+        for each in _FLAVORS.values():
+            if (each.task, each.dim) == (self.task, job_config.optimizer.base_dim):
+                widths = *_WIDTHS, *(("text_dim",) * own_text)
+                sizes = {name: getattr(each, name) for name in widths}
+                self.tuned = replace(self, **sizes, text_encoder=None, tuned=None)
 
     def _take_pretrained(self, job_config: JobConfig, folder: Path, download: bool) -> None:
         """Sizes of a pretrained text encoder, from its own config."""
@@ -205,8 +217,8 @@ def _flavor(decoder: Sequence[int], speaker: Sequence[int], **others: Any) -> Di
     return DiTTTSModelConfig(**sizes, **others)
 
 
-# Width, blocks, heads and hidden width of the decoder and of the speaker encoder. 60M and 300M: every width of the second
-# is twice the first's, at heads of the same width, as [optimizer] base_dim asks for.
+# Width, blocks, heads and hidden width of the decoder and of the speaker encoder. No two decoders of a task are as wide:
+# [optimizer] base_dim names one. 60M and 300M: every width of the second is twice the first's, at heads of the same width.
 _FLAVORS = {
     "debug": _flavor(
         (192, 4, 4, 528), (128, 2, 2, 352), text_dim=128, adaln_rank=32, timestep_dim=128

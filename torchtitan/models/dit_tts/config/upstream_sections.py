@@ -140,8 +140,8 @@ class Optimizer(titan.Optimizer):
     """Learning rate of Muon, whose updates are scaled to AdamW's RMS; 0: lr"""
 
     base_dim: NonNegativeInt = 0
-    """Decoder width at which lr and muon_lr were tuned: the learning rates of matrices that grow with the
-    width are multiplied by base_dim / width (Muon's: by its square root), at constant rate times decay; 0: unscaled"""
+    """Decoder width of the flavor with which lr and muon_lr were tuned: the learning rate of each matrix is divided by
+    the growth of its inputs since (Muon's: by its square root), at constant rate times decay; 0: unscaled"""
 
     encoder_lr: NonNegativeFloat = 1e-5
     """Learning rate of a pretrained text encoder that is trained ([encoder] frozen = false)"""

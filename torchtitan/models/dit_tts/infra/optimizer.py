@@ -22,9 +22,11 @@ from torchtitan.components.optimizer import OptimizersContainer
 from torchtitan.config import LRScheduler as LRSchedulerConfig
 from torchtitan.distributed import ParallelDims
 from torchtitan.models.dit_tts.config.job_config import Optimizer as OptimizerConfig
+from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.infra.matmul_weights import matmul_weights, weight_of
 from torchtitan.models.dit_tts.infra.muon import Muon
-from torchtitan.models.dit_tts.model.encoders import ByteEncoder
+from torchtitan.models.dit_tts.model.args import DiTTTSModelArgs
+from torchtitan.models.dit_tts.model.initialization import plain_name
 from torchtitan.models.dit_tts.model.layers import HeadWeights
 from torchtitan.models.dit_tts.model.model import DiTTTSModel
 from torchtitan.models.dit_tts.text.text_encoder import PretrainedTextEncoder
@@ -118,44 +120,56 @@ def without_decay(model: nn.Module) -> set[nn.Parameter]:
     return found
 
 
-def width_scaled_weights(model: DiTTTSModel) -> set[nn.Parameter]:
-    """Matrices whose fan-in grows with the model's width: all but embeddings and the matrices that read
-    latents, the time's sinusoids or the features of a pretrained text encoder.
+def fan_in_growth(model: DiTTTSModel, config: OptimizerConfig) -> dict[nn.Parameter, float]:
+    """How many times as many inputs each matrix has as in the model for which the learning rates were found, where that differs.
+    Raises InputError if that model is not known.
 
-    With their rates in proportion to 1 / width a step changes activations alike at every width (μP; Yang et al.
+    With their rates in proportion to 1 / inputs a step changes activations alike at every width (μP; Yang et al.
     2022, Tensor Programs V, table 3). The rest of that table holds at any width: matrices start with variance
     1 / fan-in and the output at 0, and QK-norm with heads of one width fixes the attention's scale.
     """
-    inputs = [model.input, model.timestep.layers[0]]
-    inputs += [model.speaker_encoder.input] if model.speaker_encoder is not None else []
-    learned = isinstance(model.text_encoder, ByteEncoder)
-    inputs += [] if learned else [model.text_input]
-    encoder = [] if learned or model.text_encoder is None else model.text_encoder.parameters()
-    fixed = without_decay(model).union(*(module.parameters() for module in inputs), encoder)
-    return set(model.parameters()) - fixed
+    if not config.base_dim:
+        return {}
+    require(
+        model.args.tuned is not None,
+        f"[optimizer] base_dim = {config.base_dim}, but no flavor's decoder is so wide, and the other widths of one that is "
+        f"are not known; take a flavor's, or 0",
+    )
+    with torch.device("meta"):
+        tuned = DiTTTSModel(cast(DiTTTSModelArgs, model.args.tuned))
+    before = {name: parameter.shape[-1] for name, parameter in tuned.named_parameters()}
+    fixed, found = without_decay(model), {}
+    for name, parameter in model.named_parameters():
+        inputs = parameter.shape[-1]
+        # A pretrained text encoder, which the other has not, is as wide in both.
+        if parameter not in fixed and inputs != before.get(plain_name(name), inputs):
+            found[parameter] = inputs / before[plain_name(name)]
+    return found
 
 
 def _groups(
     parameters: Iterable[nn.Parameter],
     undecayed: set[nn.Parameter],
     slow: set[nn.Parameter],
-    wide: set[nn.Parameter],
-    width: float,
+    growth: dict[nn.Parameter, float],
     config: OptimizerConfig,
 ) -> list[dict[str, Any]]:
-    """Groups with and without decay, at the learning rate of the model or of the encoder. For parameters in
-    `wide` the rate is divided by `width`, and rate times decay stays the same."""
-    kinds: dict[tuple[bool, bool, bool], list[nn.Parameter]] = {}
+    """Groups with and without decay, at the learning rate of the model or of the encoder. The rate is divided by the
+    parameter's `growth`, and rate times decay stays the same."""
+    kinds: dict[tuple[bool, bool, bool, float], list[nn.Parameter]] = {}
     for parameter in parameters:
-        kind = parameter in slow, parameter in undecayed, parameter in wide
+        grown = growth.get(parameter, 1.0)
+        kind = parameter in slow, parameter in undecayed, grown != 1.0, grown
         kinds.setdefault(kind, []).append(parameter)
     return [
         {
-            "params": kinds[is_slow, plain, is_wide],
-            "lr": config.encoder_lr if is_slow else config.lr / (width if is_wide else 1),
-            "weight_decay": 0.0 if plain else config.weight_decay * (width if is_wide else 1),
+            "params": parameters,
+            "lr": (config.encoder_lr if is_slow else config.lr) / grown,
+            "weight_decay": 0.0 if plain else config.weight_decay * grown,
         }
-        for is_slow, plain, is_wide in sorted(kinds)
+        for (is_slow, plain, _, grown), parameters in sorted(
+            kinds.items(), key=lambda kind: kind[0]
+        )
     ]
 
 
@@ -172,20 +186,20 @@ def build_tts_optimizers(
     undecayed = without_decay(model)
     encoder = model.text_encoder
     slow = set(encoder.parameters()) if isinstance(encoder, PretrainedTextEncoder) else set()
-    width = model.args.dim / config.base_dim if config.base_dim else 1.0
-    wide = width_scaled_weights(model) if config.base_dim else set()
+    growth = fan_in_growth(model, config)
     optimizers: list[Optimizer] = []
     if config.name == "Muon":
         fused = {weight_of(linear): parts for linear, parts in matmul_weights(model).items()}
         parameters = [parameter for parameter in parameters if parameter not in fused]
         # At one RMS an orthogonal update's spectral norm grows as √width, where AdamW's grows as width.
-        slower = width**0.5
+        slower = {parameter: growth.get(parameter, 1.0) ** 0.5 for parameter in fused}
         lr = config.muon_lr or config.lr
-        decay = config.weight_decay * slower
-        optimizers.append(Muon(fused, lr / slower, decay))
+        for by in sorted(set(slower.values())):
+            some = {each: layout for each, layout in fused.items() if slower[each] == by}
+            optimizers.append(Muon(some, lr / by, config.weight_decay * by))
 
     def adam(some: list[nn.Parameter], kind: Callable[..., Optimizer]) -> Optimizer:
-        groups = _groups(some, undecayed, slow, wide, width, config)
+        groups = _groups(some, undecayed, slow, growth, config)
         return kind(groups, betas=(config.beta1, config.beta2), eps=config.eps)
 
     if config.state_dtype == "8bit":

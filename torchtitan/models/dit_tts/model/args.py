@@ -135,6 +135,9 @@ class DiTTTSModelArgs(BaseModelArgs):
     attention: str = "auto"
     """Kernel of the decoder's attention, one of attention_backends.BACKENDS; all compute the same"""
 
+    tuned: "DiTTTSModelArgs | None" = None
+    """Sizes at which the learning rates of [optimizer] base_dim were found; None: they are not known, or nothing asks"""
+
     @property
     def text_mlp_width(self) -> int:
         """Hidden width of the learned text encoder's gated MLP."""
