@@ -72,13 +72,23 @@ def wait_passing_on(
     return status if status >= 0 else 128 - status
 
 
+def has_ended(process: subprocess.Popen) -> bool:
+    """True if it has. Unlike `poll` this leaves its id to it, by which `kill_tree` kills what it has started."""
+    if process.returncode is not None:
+        return True
+    how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, process.pid, how) is not None
+
+
 def kill_tree(process: subprocess.Popen) -> None:
-    """Kills a process and its descendants, also those in sessions of their own, and waits for it."""
-    for pid in descendants(process.pid) if process.poll() is None else ():
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    with suppress(ProcessLookupError):  # processes that an ended leader left in its group
-        os.killpg(process.pid, signal.SIGKILL)
+    """Kills a process and its descendants, also those in sessions of their own, and waits for it. Of one that was
+    waited for before, nothing is killed: its id may be a stranger's."""
+    if process.returncode is None:
+        for pid in descendants(process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # processes that an ended leader left in its group
+            os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
@@ -141,7 +151,7 @@ class RunProcess:
     def wait(self, seconds: float, until: Callable[[], bool] = lambda: False) -> bool:
         """Waits until the run has ended or `until` holds. Returns False if neither happens in time."""
         deadline = time.time() + seconds
-        while self.process.poll() is None and not until():
+        while not has_ended(self.process) and not until():
             if time.time() > deadline:
                 return False
             time.sleep(_POLL_SECONDS)
@@ -150,8 +160,8 @@ class RunProcess:
     def end(self, grace_seconds: float = 0.0) -> None:
         """Ends the run by SIGKILL, with a grace time by SIGTERM first, so that it can save."""
         try:
-            if grace_seconds and self.process.poll() is None:
-                self.process.send_signal(signal.SIGTERM)
+            if grace_seconds and not has_ended(self.process):
+                os.kill(self.process.pid, signal.SIGTERM)
                 self.wait(grace_seconds)
         finally:  # also after a second Ctrl-C
             kill_tree(self.process)

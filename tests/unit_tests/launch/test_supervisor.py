@@ -115,11 +115,34 @@ def test_processes_in_sessions_of_their_own_are_killed_too(in_folder):
     )
     run = start(in_folder, code)
     assert run.wait(60, until=lambda: run.log.read_text().endswith("\n"))
-    status = Path(f"/proc/{int(run.log.read_text())}/stat")
-    assert status.exists()
+    left = int(run.log.read_text())
+    assert not ended(left)
     kill_tree(run.process)
+    wait_until(lambda: ended(left), 30)
 
-    def ended() -> bool:  # or nobody waits for it
-        return not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
 
-    wait_until(ended, 30)
+def ended(pid: int) -> bool:
+    """Or nobody waits for it."""
+    status = Path(f"/proc/{pid}/stat")
+    return not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_what_an_ended_run_left_is_killed_and_once_it_was_waited_for_nothing(
+    in_folder, monkeypatch
+):
+    """Its id, and its group's, may by then be a stranger's."""
+    code = (
+        "import subprocess, sys; sleep = [sys.executable, '-c', 'import time; time.sleep(99)'];"
+        "print(subprocess.Popen(sleep).pid, flush=True)"
+    )
+    run = start(in_folder, code)
+    assert run.wait(60)
+    left = int(run.log.read_text())
+    assert not ended(left)
+    run.end(grace_seconds=60)
+    wait_until(lambda: ended(left), 30)
+    sent = []
+    for name in ("kill", "killpg"):
+        monkeypatch.setattr(supervisor.os, name, lambda *args: sent.append(args))
+    run.end(grace_seconds=60)
+    assert sent == [] and run.process.returncode == 0
