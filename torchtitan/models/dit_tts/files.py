@@ -41,9 +41,11 @@ def atomic_file(path: str | os.PathLike) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, os.path.join(folder, name))
-    except BaseException:
+    except BaseException as error:
         if os.path.exists(temporary):
             os.unlink(temporary)
+        if isinstance(error, OSError) and error.filename is None:  # of a write: a disk that is full
+            error.filename = os.fspath(path)
         raise
     sync_folder(folder)
 

@@ -170,11 +170,15 @@ class RunCheckpointer(CheckpointManager):
         folder, step = Path(self.folder), self.saved_step
         if dist.get_rank() == 0:
             shutil.rmtree(folder / f"step-{step}.saving", ignore_errors=True)
-        # torch's writer of files does not always pass the reason on, such as a full disk.
+        # torch's writer of files does not always pass the reason on: of a full disk it tells two positions in a file.
+        is_full = any(
+            text in why for why in reasons for text in ("No space left", "unexpected pos")
+        )
+        why = "no space is left on the disk" if is_full else "; ".join(sorted(reasons))
         free, steps = shutil.disk_usage(folder).free, checkpoint_steps(folder)
         return InputError(
-            f"{folder}: step {step} could not be saved ({'; '.join(sorted(reasons))}; {free / 2**30:.2f} GiB are free); "
-            f"remove the cause and give the same command again, which continues from "
+            f"{folder}: step {step} could not be saved ({why}; without it {free / 2**30:.2f} GiB are free); "
+            f"{'free some' if is_full else 'remove the cause'} and give the same command again, which continues from "
             f"{f'step {steps[-1]}' if steps else 'its beginning'}"
         )
 
