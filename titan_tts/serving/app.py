@@ -130,8 +130,8 @@ class SpeechService:
     async def sounds(
         self, pieces: list[Utterance], in_blocks: bool = False
     ) -> AsyncGenerator[bytes, None]:
-        """Samples, one after the other the sound of the text: of the first piece alone, then of two, four and so on, which
-        are synthesized together while it plays. `in_blocks`: of the first piece block by block."""
+        """Samples, one after the other the sound of the text: of the first piece alone, then of two, four and so on up to a
+        batch, which are synthesized together while it plays. `in_blocks`: of the first piece block by block."""
         rate, count, begin = self.synthesizer.sample_rate, len(pieces), 0
         with self.batcher.admitted(count):
             if in_blocks:
@@ -139,14 +139,16 @@ class SpeechService:
                 while (block := blocks.next) is not None:
                     with _cancelled(self.batcher.submit([block])) as [future]:
                         speech = await asyncio.wrap_future(future)
-                        yield pcm(blocks.add(speech))
+                        with self.batcher.read(count, 1):
+                            yield pcm(blocks.add(speech))
                 pieces = self.synthesizer.in_one_voice(pieces, speech)
             while begin < count:
-                end = 2 * begin + 1
+                end = min(count, begin + min(begin + 1, self.batcher.max_batch))
                 with _cancelled(self.batcher.submit(pieces[begin:end])) as futures:
                     for index, future in enumerate(futures, begin):
                         speech = await asyncio.wrap_future(future)
-                        yield pcm(part(speech.waveform, index, count, rate))
+                        with self.batcher.read(count, end - index):
+                            yield pcm(part(speech.waveform, index, count, rate))
                 pieces, begin = self.synthesizer.in_one_voice(pieces, speech), end
 
     async def answer(self, body: SpeechBody, request: Request) -> Response:

@@ -25,17 +25,24 @@ class Batcher:
     """Synthesizes utterances in the order in which they are asked for.
 
     Args:
-        max_waiting: limit of the unfinished utterances of all requests.
+        max_waiting: limit of the utterances of all requests that wait or are synthesized.
+        max_unread: limit of those that are finished and that clients have yet to read: about 3 MB each at most.
         seed: of the noise.
     """
 
     def __init__(
-        self, synthesizer: Synthesizer, max_batch: int = 16, max_waiting: int = 64, seed: int = 0
+        self,
+        synthesizer: Synthesizer,
+        max_batch: int = 16,
+        max_waiting: int = 64,
+        seed: int = 0,
+        max_unread: int = 512,
     ):
         self.synthesizer = synthesizer
         self.max_batch, self.max_waiting, self.seed = max_batch, max_waiting, seed
+        self.max_unread = max_unread
         self._queue = deque[_Pair]()
-        self._admitted = 0
+        self._admitted = self._unread = 0
         self._changed = threading.Condition()
         self._closed = self._failing = False
         self._thread = threading.Thread(target=self._work, name="synthesizer", daemon=True)
@@ -56,10 +63,10 @@ class Batcher:
         """Counts a request while it is answered. The only request may have any number of utterances; Refusal if
         several have too many."""
         with self._changed:
-            if self._admitted and self._admitted + utterances > self.max_waiting:
-                message = (
-                    f"the queue holds {counted(self._admitted, 'piece')} of texts; try again later"
-                )
+            full = self._admitted and self._admitted + utterances > self.max_waiting
+            if full or self._unread >= self.max_unread:
+                held = counted(self._admitted + self._unread, "piece")
+                message = f"the queue holds {held} of texts; try again later"
                 raise Refusal(429, message, "queue_full", headers={"Retry-After": "1"})
             self._admitted += utterances
         try:
@@ -67,6 +74,20 @@ class Batcher:
         finally:
             with self._changed:
                 self._admitted -= utterances
+
+    @contextmanager
+    def read(self, utterances: int, unread: int) -> Iterator[None]:
+        """Counts, while the client of an admitted request is sent to, its `unread` finished utterances alone: others need
+        not wait for one that plays what it reads."""
+        with self._changed:
+            self._admitted -= utterances
+            self._unread += unread
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._admitted += utterances
+                self._unread -= unread
 
     def submit(self, utterances: Sequence[Utterance]) -> list[Future[Speech]]:
         """Queues utterances. Returns futures of their speech, which may be cancelled before their turn."""

@@ -26,6 +26,9 @@ KEY_VARIABLE = "TITAN_TTS_API_KEY"
 GRACE_SECONDS = 20
 """that answers in progress may take once the server is to end; a client may never read its own"""
 
+STALL_SECONDS = 60
+"""after which a connection is closed that takes nothing of what is sent: as an idle one, and a pause of a player is shorter"""
+
 
 @dataclass(kw_only=True)
 class Options(SamplingOptions):
@@ -116,6 +119,8 @@ def listen(host: str, port: int) -> socket.socket:
     listening = socket.socket()
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; accepted connections inherit it
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * STALL_SECONDS)
         listening.bind((host, port))
     except OSError as error:
         listening.close()
@@ -132,7 +137,7 @@ def server(app: Any, body_limit: int = 2**20) -> "uvicorn.Server":
 
     limits: Any = {
         "ws_max_size": body_limit,
-        "timeout_keep_alive": 60,
+        "timeout_keep_alive": STALL_SECONDS,
         "timeout_graceful_shutdown": GRACE_SECONDS,
     }
     return uvicorn.Server(uvicorn.Config(app, log_level="warning", **limits))

@@ -3,10 +3,12 @@
 import asyncio
 import io
 import json
+import socket
 import threading
 import time
 from concurrent.futures import Future
 from contextlib import nullcontext
+from dataclasses import replace
 from http.client import IncompleteRead
 from types import SimpleNamespace
 
@@ -17,6 +19,7 @@ import torch
 
 from tests.helpers.sampled_run import HOP
 from tests.helpers.web_server import ask, said, speech
+from titan_tts.serving import serve_command
 from titan_tts.speak.utterance import Utterance
 
 pytest.importorskip("uvicorn", reason="the extra serve is not installed")
@@ -200,6 +203,46 @@ def test_a_websocket_that_closes_ends_its_speech(server, synthesizer, monkeypatc
     assert len(calls) <= 3  # the first piece, at most what was being said, and the new text
 
 
+def test_clients_that_do_not_read_hold_up_no_other_and_are_closed(server, synthesizer, monkeypatch):
+    sound, synthesize = torch.zeros(3_000_000), synthesizer.synthesize  # more than sockets buffer
+
+    def speak(given, **more):
+        return [replace(synthesize(given[:1])[0], waveform=sound)] * len(given)
+
+    def wait_for(unread):
+        until = time.monotonic() + 20
+        while (batcher._admitted, batcher._unread) != (0, unread):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+    monkeypatch.setattr(synthesizer, "synthesize", speak)
+    monkeypatch.setattr(serve_command, "STALL_SECONDS", 2)
+    synthesizer.run.config.data.max_frames = 3
+    url, batcher = server()
+    batcher.max_unread = 4
+    body = {"model": "tiny", "input": "Two one. " * 8, "voice": "ann", "response_format": "pcm"}
+    content, path = json.dumps(body).encode(), "/v1/audio/speech"
+    to = f"HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+    upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13"
+    upgrade = f"HTTP/1.1\r\nHost: localhost\r\n{upgrade}\r\nSec-WebSocket-Key: {'A' * 22}=="
+    frame = bytes([0x81, 0x80 | 126, 0, len(content), 0, 0, 0, 0])  # a text, its mask 0
+    with socket.socket() as first, socket.socket() as second:
+        for each in (first, second):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            each.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+        first.sendall(f"POST {path} {to}\r\n\r\n".encode() + content)
+        wait_for(2)
+        second.sendall(f"GET {path}/stream {upgrade}\r\n\r\n".encode())
+        assert b" 101 " in second.recv(512)
+        assert speech(url, input="Two one.", response_format="pcm")[0] == 200
+        second.sendall(frame + content)
+        wait_for(4)
+        status, _, refusal = speech(url, response_format="pcm")
+        assert status == 429 and b"4 pieces of texts" in refusal
+        wait_for(0)  # they were closed
+    assert speech(url, response_format="pcm")[0] == 200
+
+
 def test_a_stream_that_fails_does_not_end_as_a_complete_one(server, synthesizer, monkeypatch):
     """And /health tells, until a request succeeds."""
     synthesize, calls = synthesizer.synthesize, []
@@ -239,7 +282,7 @@ def test_nothing_is_said_to_who_has_gone(synthesizer):
         futures.append(Future())
         return futures[-1:]
 
-    silent = SimpleNamespace(admitted=lambda _: nullcontext(), submit=submit)
+    silent = SimpleNamespace(admitted=lambda _: nullcontext(), submit=submit, max_batch=1)
     service = SpeechService(synthesizer, silent, "tiny", {}, 4096)
 
     async def ask(kind):
