@@ -18,6 +18,7 @@ class FolderServer(http.server.ThreadingHTTPServer):
         hold_until: answers wait until so many requests were in flight at once (20 s at most).
         fail_first: so many of the next GET requests are answered with `fail_status`.
         honour_ranges: False to send complete files whatever is asked.
+        whole_status: of an answer with a complete file.
         deny: names that are answered with 403.
         requests: count of the requests, by method.
         targets: what was asked for, path and query.
@@ -35,6 +36,7 @@ class FolderServer(http.server.ThreadingHTTPServer):
         self.fail_first = 0
         self.fail_status = 503
         self.honour_ranges = True
+        self.whole_status = 200
         self.deny: set[str] = set()
         self.requests: Counter[str] = Counter()
         self.targets: set[str] = set()
@@ -120,7 +122,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         with open(path, "rb") as file:
             if asked is None or not self.server.honour_ranges:
-                return 200, headers, file.read()
+                return self.server.whole_status, headers, file.read()
             start, stop = int(asked[1]), min(int(asked[2]) + 1, found.st_size)
             if start >= found.st_size:
                 return 416, {**headers, "Content-Range": f"bytes */{found.st_size}"}, b""

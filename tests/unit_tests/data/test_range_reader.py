@@ -110,7 +110,9 @@ def test_changed_tars_and_servers_without_ranges(range_server, tars, monkeypatch
     extents, reader = extents_of(range_server, 0, 4), RangeReader()
     range_server.honour_ranges = False
     with monkeypatch.context() as patch:  # such a tar may be larger than the memory
-        patch.setattr(aiohttp.ClientResponse, "read", None)
+        patch.setattr(aiohttp.ClientResponse, "read", None)  # all of it
+        assert "the server ignores range requests" in sentence_of(reader.fetch, extents)
+        range_server.whole_status = 206  # says that it is a part
         assert "the server ignores range requests" in sentence_of(reader.fetch, extents)
         info = {"size": TAR_BYTES, "partial": False}  # of one that says so
         store = SimpleNamespace(info=lambda path: info)
