@@ -80,6 +80,25 @@ def test_an_index_of_a_stranger_is_made_again(tmp_path, change):
     assert [again.metadata(sample) for sample in range(4)]
 
 
+def test_a_keys_dots_go_up_only_alone(tmp_path, monkeypatch):
+    """A folder vol..1 is stored as it may be written; .. is no folder of a key."""
+    array = np.ones((9, CHANNELS), np.float32)
+    tar, sidecar = tmp_path / "s.tar", tmp_path / "s.tar.idx"
+    keys = ("vol..1/u1", "vol..1/..x/u2")
+    write_shard(
+        tar, [Triplet(key, array, array[:3] * (n + 2), {"text": "a"}) for n, key in enumerate(keys)]
+    )
+    first, built, real = open_dataset(str(tar), CHANNELS), [], index.build_index
+    monkeypatch.setattr(index, "build_index", lambda source: built.append(0) or real(source))
+    assert open_dataset(str(tar), CHANNELS).fingerprint == first.fingerprint and not built
+    stored = sidecar.read_bytes()
+    for known, other in ((b"vol..1/..x/u2", b"vol..1x/../u2"), (b"vol..1/u1", b"../vol/u1")):
+        content = stored[16:].replace(known, other)
+        sidecar.write_bytes(stored[:8] + xxhash.xxh3_64_digest(content) + content)
+        open_dataset(str(tar), CHANNELS)
+        assert built.pop() == 0 and sidecar.read_bytes() == stored
+
+
 def test_processes_that_start_together_begin_with_other_shards(tmp_path, monkeypatch):
     """And find the same dataset."""
     make_shards(tmp_path, 10, channels=CHANNELS, shards=5)
