@@ -10,6 +10,7 @@ from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.flow.solvers import (
     SOLVERS,
     Solver,
+    first_way,
     integrate,
     network_passes,
     plan_steps,
@@ -38,6 +39,21 @@ def test_sampling_may_start_below_the_noise():
     assert schedule_times(Sampling(steps=2, start_t=0.8)) == pytest.approx([0.8, 0.4, 0.0])
     whole, scaled = (Sampling(steps=5, schedule="sway", start_t=t) for t in (1.0, 0.999))
     assert schedule_times(scaled) == pytest.approx([0.999 * t for t in schedule_times(whole)])
+
+
+@pytest.mark.parametrize(
+    ("way", "settings"),
+    [
+        (1 / 4, {}),
+        (0.999 / 4, {"start_t": 0.999}),  # not 1 - 0.999
+        (0.8 / 4, {"solver": "midpoint", "start_t": 0.8}),  # half of the first of two steps
+        (1 / 2, {"solver": "heun"}),
+        (0.5, {"steps": 1, "start_t": 0.5}),
+    ],
+)
+def test_the_first_way_leads_to_the_next_evaluation(way, settings):
+    sampling = Sampling(**{"steps": 4, "schedule": "linear"} | settings)
+    assert first_way(plan_steps(sampling)) == pytest.approx(way, rel=1e-12)
 
 
 def test_each_solver_is_its_rule_written_out():

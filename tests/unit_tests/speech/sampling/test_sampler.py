@@ -263,15 +263,16 @@ def test_the_speakers_keys_and_values_are_scaled_alone(caption):
     )
 
 
+@pytest.mark.parametrize("start_t", [1.0, 0.999])
 @pytest.mark.parametrize("schedule", ["linear", "sway"])
-def test_a_noise_prediction_is_read_as_velocity(schedule):
-    """At t = 1, where 1 - t would divide by 0, the way to the next evaluation divides."""
+def test_a_noise_prediction_is_read_as_velocity(schedule, start_t):
+    """At t = 1, where 1 - t would divide by 0, and next to it, the way to the next evaluation divides."""
     request = SpeechRequest("a", reference(1.0), 3)
-    sampling = replace(SAMPLING, schedule=schedule)
+    sampling = replace(SAMPLING, schedule=schedule, start_t=start_t)
     noise = FlowMatching(prediction="noise")
     [found] = generate([request], sampling, model=Constant(2.0), objective=noise)
     [x] = noise_of([request])
     x, times = x.double(), schedule_times(sampling)
     for t, end in pairwise(times):
-        x = x - (t - end) * (2.0 - x) / (1 - t if t < 1 else 1 - times[1])
+        x = x - (t - end) * (2.0 - x) / (1 - t if t < 0.99 else times[0] - times[1])
     torch.testing.assert_close(found.double(), x, atol=1e-4, rtol=1e-5)

@@ -276,7 +276,9 @@ def _is_possible(index: ShardIndex) -> bool:
     # By a key files are named: no absolute path and no folder above.
     if len(keys) and (keys[starts] == ord("/")).any():
         return False
-    suspicious = zip(starts, ends) if b".." in index.keys else ()  # a million keys are not cut for nothing
+    suspicious = (
+        zip(starts, ends) if b".." in index.keys else ()
+    )  # a million keys are not cut for nothing
     return all(members.is_key(index.keys[start:end].decode()) for start, end in suspicious)
 
 

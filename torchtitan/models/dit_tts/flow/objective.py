@@ -132,8 +132,8 @@ class FlowMatching(Objective):
     ) -> torch.Tensor:
         """Velocity from the network's output at (latents, t); v = (ε - x_t) / (1 - t) for noise.
 
-        At t = 1 a noise prediction does not determine the velocity. So 1 - t is at least the solver's next
-        step, and a prediction error moves the sample by at most that error.
+        At t = 1 a noise prediction does not determine the velocity, and near it hardly. So 1 - t is at least the solver's
+        first step, in which a prediction error moves the sample by at most that error.
         """
         if self.prediction == "velocity":
             return output

@@ -101,6 +101,12 @@ def plan_steps(sampling: Sampling) -> list[Step]:
     return steps
 
 
+def first_way(steps: Sequence[Step]) -> float:
+    """From the first time at which the velocity is evaluated to the next time: `smallest_step` of a noise prediction."""
+    begin, *inner = steps[0].times
+    return begin - inner[0] if inner else -steps[0].width
+
+
 def network_passes(steps: Sequence[Step]) -> int:
     """Passes of one utterance through the network: one per evaluation and one per branch of guidance."""
     return sum(len(step.times) * (1 + len(step.branches)) for step in steps)

@@ -13,7 +13,7 @@ from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys
 from torchtitan.models.dit_tts.flow.guidance import guided_velocity, rescaled_velocity
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
-from torchtitan.models.dit_tts.flow.solvers import SOLVERS, Step, integrate, plan_steps
+from torchtitan.models.dit_tts.flow.solvers import SOLVERS, Step, first_way, integrate, plan_steps
 from torchtitan.models.dit_tts.model.attention_backends import GuidedKeys, guided_keys
 from torchtitan.models.dit_tts.model.conditions import (
     ConditionedModel,
@@ -137,7 +137,7 @@ def generate_latents(
         sampling = replace(sampling, caption_scale=0.0)  # a branch would change nothing
     steps = plan_steps(sampling)
     times = sorted({t for step in steps for t in step.times}, reverse=True)
-    nearest = min((1.0 - t for t in times if t < 1.0), default=1.0)
+    nearest = first_way(steps)
     caches: dict[float, list[BlockCache]] = {}
     if cache_blocks:
         evaluated = torch.tensor(times, device=device)
