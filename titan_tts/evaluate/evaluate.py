@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torchtitan.tools.utils import device_type
 from tqdm import tqdm
 
@@ -20,10 +21,12 @@ from titan_tts.speak.sampling_options import choose_run, load_synthesizer
 from titan_tts.speak.speech_data import reference_settings
 from titan_tts.speak.synthesizer import Synthesizer
 from titan_tts.speak.utterance import Utterance, Voice, join
+from torchtitan.models.dit_tts.config.exported import is_exported
 from torchtitan.models.dit_tts.config.job_config import Sampling
+from torchtitan.models.dit_tts.data.dataset import open_training_data
 from torchtitan.models.dit_tts.data.members import caption_of
 from torchtitan.models.dit_tts.errors import InputError, require, show
-from torchtitan.models.dit_tts.files import file_name, unique
+from torchtitan.models.dit_tts.files import file_name, is_remote, unique
 from torchtitan.models.dit_tts.speech.codec import Codec, build_codec
 from torchtitan.models.dit_tts.speech.codec.record import check_codec
 from torchtitan.models.dit_tts.speech.sampling.sound_files import write_sound
@@ -106,6 +109,23 @@ def untrained_tokens(run: LoadedRun, prompts: Sequence[Prompt]) -> list[str]:
         f"{len(values)} {kind} that the run was not trained with ({named(sorted(values), _SHOWN)})"
         for kind, values in kinds.items()
     ]
+
+
+def is_training_data(source: str, tests: PromptSet, run: OpenRun) -> bool | None:
+    """True if a run was trained on latents of the test set, or on its path where it has none yet. None if the run's data
+    are not known here: an exported folder does not name them, others are away, remote or damaged."""
+    data = run.config.data
+    paths = [data.path] if isinstance(data.path, str) else data.path
+    if is_exported(run.folder):
+        return None
+    if tests.latents_hash is None:
+        return Path(source).resolve() in {Path(path).resolve() for path in paths if path}
+    if any(map(is_remote, paths)):  # one without an index would be read in full
+        return None
+    try:
+        return bool(np.isin(tests.latents_hash, open_training_data(data).latents_hash).any())
+    except InputError:
+        return None
 
 
 @dataclass

@@ -4,15 +4,11 @@ import shutil
 import sys
 import time
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from titan_tts.evaluate.options import Options, check_options, scorer_specs
 from torchtitan.models.dit_tts.errors import require_modules, show
 from torchtitan.models.dit_tts.files import check_writable, write_atomic
-
-if TYPE_CHECKING:
-    from torchtitan.models.dit_tts.config.job_config import JobConfig
 
 
 def run(options: Options) -> int:
@@ -21,7 +17,12 @@ def run(options: Options) -> int:
     from torchtitan.tools.utils import device_type
 
     from titan_tts.evaluate import report
-    from titan_tts.evaluate.evaluate import Evaluation, find_systems, output_folder
+    from titan_tts.evaluate.evaluate import (
+        Evaluation,
+        find_systems,
+        is_training_data,
+        output_folder,
+    )
     from titan_tts.evaluate.page import evaluation_page, shown_utterances
     from titan_tts.evaluate.prompts import read_prompts
     from titan_tts.report.words import size_text
@@ -39,6 +40,7 @@ def run(options: Options) -> int:
     specs: Any = scorer_specs(options, config)
     samples = replace(config.samples, **specs)
     tests = read_prompts(options, config.data)
+    trained = {name: is_training_data(options.test, tests, run) for name, run in systems.items()}
     scorers = open_scorers(
         samples,
         AddedTokens(config.encoder.added_tokens),
@@ -58,7 +60,8 @@ def run(options: Options) -> int:
                 "left_out": tests.left_out,
                 "without_reference": sum(prompt.voice is None for prompt in tests.prompts),
                 "without_recording": sum(prompt.load_recording is None for prompt in tests.prompts),
-                "is_training_data": any(is_training_data(options, each) for each in configs),
+                "is_training_data": any(trained.values()),
+                "unknown_training_data": [name for name in systems if trained[name] is None],
             },
             "scorers": {
                 name: None if scorer is None else scorer.name
@@ -77,9 +80,3 @@ def run(options: Options) -> int:
         show(f"warning: {warning}", sys.stderr)
     show(f"\nevaluation.html ({size_text(size)}), evaluation.json, wavs/: {folder}")
     return 0
-
-
-def is_training_data(options: Options, config: "JobConfig") -> bool:
-    """True if --test is a run's [data] path, as far as their names tell."""
-    paths = [config.data.path] if isinstance(config.data.path, str) else config.data.path
-    return Path(options.test).resolve() in {Path(path).resolve() for path in paths if path}

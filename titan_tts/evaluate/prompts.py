@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -88,6 +89,8 @@ class PromptSet:
 
     prompts: list[Prompt]
     left_out: dict[str, int] = field(default_factory=dict)
+    latents_hash: np.ndarray | None = None
+    """of the prompts in a prepared folder, as its index has them"""
 
 
 def find_kind(source: str) -> str:
@@ -196,7 +199,7 @@ def _prepared(data: Data, max_utterances: int) -> PromptSet:
                 voice=torch.from_numpy(reference) if usable else None,
             )
         )
-    return PromptSet(prompts)
+    return PromptSet(prompts, latents_hash=dataset.latents_hash[chosen])
 
 
 class Corpus:

@@ -1,6 +1,7 @@
 """`titan-tts evaluate` from its arguments to its files."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +18,11 @@ from tests.helpers.evaluated_run import (
     set_up,
     write_tree,
 )
+from tests.helpers.row_model import CHANNELS
 from titan_tts.evaluate import evaluate as evaluate_module
 from titan_tts.evaluate.report import warnings
+from titan_tts.speak import open_run
+from tools.harness.synthetic import make_shards
 from torchtitan.models.dit_tts.config import manager
 
 
@@ -161,14 +165,59 @@ def test_a_later_run_that_was_trained_on_the_test_is_told(tree, loaded, monkeypa
         assert (warning in capsys.readouterr().err) is told
 
 
+@pytest.mark.long
+def test_what_systems_learned_from_is_told_by_latents_or_said_to_be_unknown(
+    tree, loaded, monkeypatch, capsys
+):
+    """Copies have other names; an exported folder names no data, and those of a run may be away."""
+    same = {"channels": CHANNELS, "frames": lambda _: frames_of(0)}
+    for seed, name in enumerate(("train", "heldout", "more")):
+        make_shards(name, 4, seed, **same)
+    shutil.copytree("more", "copied")
+    own = {"run": ["train", "more"], "moved": ["gone"], "far": ["train", "http://x/more"]}
+    configs = {
+        name: replace(loaded.config, data=replace(loaded.config.data, path=path))
+        for name, path in own.items()
+    }
+    monkeypatch.setattr(manager, "load_run_config", lambda folder, args: configs[folder.name])
+    monkeypatch.setattr(open_run, "load_run_config", lambda folder, args: configs[folder.name])
+    Path("made").mkdir()
+    codec = {"kind": "", "name": "", "fingerprint": ""}
+    about = {"format": "titan-tts", "version": 1, "step": 3, "weights": "ema", "codec": codec}
+    Path("made/config.json").write_text(json.dumps({**about, "audio": {}, "config": {}}))
+    Path("made/model.safetensors").touch()
+    configs["made"] = configs["run"]
+    memory, unknown = "was trained on these utterances", "learned from is not known here"
+    for test, systems, told in (
+        ("copied", ["run@7"], [memory]),
+        ("heldout", ["run@7", "moved@7"], [f"what moved@7 {unknown}"]),
+        ("heldout", ["run@7"], []),
+        ("copied", ["made", "run@7", "far@7"], [memory, f"what made@3:ema, far@7 {unknown}"]),
+    ):
+        arguments = ["--test", test, "--recognizer", SPEC, "--seeds=1", "--on-page=0", "--out=out"]
+        assert evaluate(*systems, *arguments) == 0
+        said = capsys.readouterr().err
+        assert all(sentence in said for sentence in told)
+        assert said.count(memory) + said.count(unknown) == len(told)
+
+
 def test_warnings_of_what_figures_do_not_say():
     test = {"source": "t", "utterances": 5, "left_out": {"silent": 2, "undecodable": 1}}
     test |= {"without_reference": 3, "without_recording": 4, "is_training_data": True}
+    test |= {"unknown_training_data": ["a", "b"]}
     found = {"test": test, "unfit_recognizer": "it is unfit", "void": {}}
-    words = ["2 silent, 1 undecodable", "3 utt", "4 utt", "trained on these", "it is unfit"]
+    words = [
+        "2 silent, 1 undecodable",
+        "3 utt",
+        "4 utt",
+        "trained on these",
+        "what a, b learned",
+        "it is unfit",
+    ]
     said = warnings(found)
     assert all(each in sentence for each, sentence in zip(words, said, strict=True))
     test |= {"left_out": {}, "without_reference": 0, "is_training_data": False}
+    test["unknown_training_data"] = []
     assert len(warnings(found | {"unfit_recognizer": ""})) == 1
     test["without_recording"] = 5  # none has one: a row less is no surprise
     assert warnings(found | {"unfit_recognizer": ""}) == []
