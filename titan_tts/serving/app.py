@@ -42,6 +42,8 @@ from torchtitan.models.dit_tts.speech.sampling.sound_files import (
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 """Names that clients send that know OpenAI's models only: they mean the model that is served."""
 
+OPENAI_VOICES = "alloy ash ballad cedar coral echo fable marin nova onyx sage shimmer verse".split()
+"""Names of its voices, of which its clients must send one: where the model has none of that name, they mean its default voice."""
 
 _Found = TypeVar("_Found")
 
@@ -100,7 +102,8 @@ class SpeechService:
         text = clean_text(body.input)
         check_text(text, self.synthesizer.run.tokenizer, "the text")
         voice = Voice() if caption else self.synthesizer.default_voice
-        voice = self.voice(body.voice) if body.voice else voice
+        if body.voice and (body.voice in self.names or body.voice not in OPENAI_VOICES):
+            voice = self.voice(body.voice)
         conditions = self.synthesizer.conditions(voice, caption)
         whole = Utterance(text, voice, conditions, speed=body.speed)
         return self.synthesizer.pieces(whole, self.synthesizer.streams(body.response_format))
@@ -113,8 +116,9 @@ class SpeechService:
 
     def voice(self, name: str) -> Voice:
         """The voice that a request names."""
-        known = ", ".join(self.names) or "none"
-        require(name in self.names, f"there is no voice {name!r}; there are: {known}")
+        if name not in self.names:
+            message = f"there is no voice {name!r}; there are: {', '.join(self.names) or 'none'}"
+            raise Refusal(400, message, "invalid_request", "voice")
         return self.voices.get(name) or self.synthesizer.speaker(name)
 
     async def all_said(self, pieces: list[Utterance]) -> list[Speech]:

@@ -119,7 +119,7 @@ def test_a_websocket_says_one_text_after_the_other(server, synthesizer, monkeypa
     wrong = (
         ("{", "the body: Invalid JSON", None),
         ('{"input": "one"}', "model: Field required", "model"),
-        (second | {"voice": "eve"}, "no voice 'eve'", None),
+        (second | {"voice": "eve"}, "no voice 'eve'", "voice"),
         (second | {"input": "one " * 100 + "t"}, "401 characters, but at most 400", None),
         (
             second | {"response_format": "mp3"},
