@@ -34,6 +34,7 @@ from titan_tts.speak.word_times import as_json
 from torchtitan.models.dit_tts.errors import require
 from torchtitan.models.dit_tts.speech.sampling.sound_files import (
     MEDIA_TYPES,
+    PcmResampler,
     encoded,
     pcm,
     wav_header,
@@ -44,6 +45,9 @@ OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 
 OPENAI_VOICES = "alloy ash ballad cedar coral echo fable marin nova onyx sage shimmer verse".split()
 """Names of its voices, of which its clients must send one: where the model has none of that name, they mean its default voice."""
+
+OPENAI_RATE = 24_000
+"""of its pcm, in Hz, which has no header: its clients play whatever comes at this rate"""
 
 _Found = TypeVar("_Found")
 
@@ -168,14 +172,18 @@ class SpeechService:
         sounds = self.sounds(pieces, body.stream and synthesizer.has_blocks)
         first = await _unless_gone(request, anext(sounds))
 
+        played_at = OPENAI_RATE if kind == "pcm" else rate
+        resample = PcmResampler(rate, played_at)
+
         async def stream() -> AsyncIterator[bytes]:
             if kind == "wav":
                 yield wav_header(synthesizer.samples(pieces), rate)
-            yield first
+            yield resample(first)
             async for each in sounds:
-                yield each
+                yield resample(each)
+            yield resample(b"", last=True)
 
-        headers = {"X-Sample-Rate": str(rate)}
+        headers = {"X-Sample-Rate": str(played_at)}
         return StreamingResponse(stream(), media_type=media_type, headers=headers)
 
     async def captioned(self, body: SpeechBody, request: Request) -> Response:
@@ -186,7 +194,10 @@ class SpeechService:
         synthesizer = self.synthesizer
 
         def content() -> dict[str, Any]:
-            sound = encoded(join(spoken).waveform, synthesizer.sample_rate, kind)
+            rate = synthesizer.sample_rate
+            sound = encoded(join(spoken).waveform, rate, kind)
+            if kind == "pcm":
+                sound = PcmResampler(rate, OPENAI_RATE)(sound, last=True)
             words = synthesizer.word_times([each.text for each in pieces], spoken)
             times = [
                 {"word": each["word"], "start_time": each["start"], "end_time": each["end"]}

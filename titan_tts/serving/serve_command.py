@@ -69,7 +69,7 @@ def run(options: Options) -> int:
         f"--allow-origin = {options.allow_origin}, but it must be as https://example.org, without a path, or *",
     )
     given = given_voices(options)
-    require_modules("fastapi", "uvicorn", "websockets", "soundfile")
+    require_modules("fastapi", "uvicorn", "websockets", "soundfile", "soxr")
     listening = listen(options.host, options.port)
     # Read by torch and oneDNN on a CPU, which keep bfloat16's kernels of 1,024 shapes: 6 MB for each new length of speech.
     os.environ.setdefault("LRU_CACHE_CAPACITY", "64")

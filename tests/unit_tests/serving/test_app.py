@@ -39,7 +39,7 @@ def test_it_says_what_generate_says(server, synthesizer, monkeypatch):
     assert rate == 100 and len(samples) == len(wanted)
     assert abs(torch.from_numpy(samples) - wanted).max() < 1e-4
     fast = said(synthesizer, speed=2.0)
-    assert len(speech(url, speed=2.0, response_format="pcm")[2]) == 2 * len(fast)
+    assert len(speech(url, speed=2.0, response_format="pcm")[2]) == 2 * 240 * len(fast)
     for kind, media in (("flac", "audio/flac"), (None, "audio/mpeg"), ("opus", "audio/ogg")):
         _, headers, content = speech(url, **({"response_format": kind} if kind else {}))
         sound, rate = soundfile.read(io.BytesIO(content))
@@ -80,6 +80,8 @@ def test_speech_comes_with_the_times_of_its_words(server, synthesizer):
     times = [each[key] for each in answer["timestamps"] for key in ("start_time", "end_time")]
     assert times == sorted(times) and 0 <= times[0] < times[-1] <= len(samples) / rate
     assert b"\n" not in content
+    answer = json.loads(ask(address, body | {"response_format": "pcm"}, "secret")[2])
+    assert len(base64.b64decode(answer["audio"])) == 2 * 240 * len(samples)
     assert ask(address, body | {"model": "x"}, "secret")[0] == 404
 
 

@@ -40,6 +40,25 @@ def pcm(waveform: "Tensor") -> bytes:
     return scaled.numpy().astype("<i2").tobytes()
 
 
+class PcmResampler:
+    """Turns 16-bit samples at `rate` into those at `target`, in Hz. Parts of a sound that are given one after the other have
+    no joints: the last few milliseconds of each come with the next."""
+
+    def __init__(self, rate: int, target: int):
+        self._stream = None
+        if rate != target:
+            import soxr
+
+            self._stream = soxr.ResampleStream(rate, target, 1, "int16", "HQ")
+
+    def __call__(self, samples: bytes, last: bool = False) -> bytes:
+        import numpy as np
+
+        if self._stream is None:
+            return samples
+        return self._stream.resample_chunk(np.frombuffer(samples, np.int16), last).tobytes()
+
+
 def wav_header(samples: int, sample_rate: int) -> bytes:
     """The header of one channel of 16 bits."""
     size = 2 * samples
