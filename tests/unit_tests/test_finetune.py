@@ -139,6 +139,7 @@ def test_steps_follow_the_minutes_and_the_rate_the_method(
     keys = dict(zip(train[2:-1:2], train[3:-1:2], strict=True))
     assert train[1] == "out/base/fine_tune.toml" and train[-1] == "--data.seed=3"
     assert (int(keys["--training.steps"]), float(keys["--optimizer.lr"])) == (steps, lr)
+    assert float(keys["--optimizer.weight_decay"]) == 0  # the base's is not, and pulls away from it
     assert keys["--nproc"] == "2"
     warmup, decay = (float(keys[f"--lr_scheduler.{n}"]) for n in ("warmup_steps", "decay_ratio"))
     assert (warmup, decay) == (max(1, steps // 20), {1: 0.0, 8: 0.875}.get(steps, 0.95))

@@ -179,7 +179,7 @@ def test_a_full_disk_ends_in_a_sentence_and_leaves_the_last_save(
     write = CheckpointWriter.write_data
 
     def no_space(writer, plan, planner):
-        if writer.final_path.name == "step-4":
+        if writer.final_path.name == "step-6":
             write(writer, plan, planner)
             raise failures.pop()
         return write(writer, plan, planner)
@@ -189,11 +189,11 @@ def test_a_full_disk_ends_in_a_sentence_and_leaves_the_last_save(
     monkeypatch.setattr(CheckpointWriter, "write_data", no_space)
     for mode in ("disabled", "async"):
         run = Folder(tmp_path / mode)
-        assert train(mode, "--training.steps=6", f"--checkpoint.async_mode={mode}") == 2
+        assert train(mode, "--training.steps=8", f"--checkpoint.async_mode={mode}") == 2
         error = capsys.readouterr().err
-        assert "checkpoint: step 4 could not be saved (no space is left on the disk; w" in error
-        assert "free some and give the same command again, which continues from step 2" in error
-        assert run.checkpoints() == {"step-2"} and run.state()["state"] == "failed"
+        assert "checkpoint: step 6 could not be saved (no space is left on the disk; w" in error
+        assert "free some and give the same command again, which continues from step 4" in error
+        assert run.checkpoints() == {"step-2", "step-4"} and run.state()["state"] == "failed"
 
 
 @pytest.mark.long

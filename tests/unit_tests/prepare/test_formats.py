@@ -296,6 +296,9 @@ def test_webdataset(recordings, tmp_path):
         assert items_of(f"{folder}/{pattern}") == items
     # One tar's keys are its own.
     assert items_of(folder / "a.tar")[0].id == items[0].id.removeprefix("a/")
+    members = {f"{k}/{n}": data for k in "pq" for n, data in good_members().items()}
+    write_tar(tmp_path / "folders.tar", members.items())
+    assert [item.id for item in items_of(tmp_path / "folders.tar")] == ["p/x", "q/x"]
     for row, column in ((b'{"speaker": "s", "text": null}', ""), (b'{"speaker": "s"}', "caption")):
         members = good_members() | {"x.json": row, "x.txt": b"hello\n"}
         write_tar(tmp_path / "c.tar", members.items())

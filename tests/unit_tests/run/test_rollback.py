@@ -88,6 +88,20 @@ def test_broken_weights_are_replaced_by_the_last_checkpoints(
 
 
 @pytest.mark.long
+def test_bad_steps_before_a_rollback_do_not_count_after_it(
+    tmp_path, train, bad_batches, skip_from_the_start
+):
+    """Nor those that the checkpoint remembers: the last one is undone alone."""
+    bad_batches.update(dict.fromkeys((1, 2, 7, 9), math.nan))
+    arguments = ["--training.steps=9", "--divergence.max_bad_steps=2"]
+    assert train("run", *arguments) == 0
+    skip_from_the_start([1, 2, 6, 7, 9])  # step 5 took batch 6 when 7 made it go back to step 4
+    assert train("expected", *arguments) == 0
+    run, expected = Folder(tmp_path / "run"), Folder(tmp_path / "expected")
+    assert run.audit() == expected.audit() and len(run.audit()) == 9
+
+
+@pytest.mark.long
 def test_a_run_that_does_not_get_past_bad_steps_ends_in_a_sentence(
     tmp_path, train, bad_batches, capsys
 ):
