@@ -118,7 +118,7 @@ def _write(
     kept = _write_model(out, loaded, about | default, options.dtype)
     fine_tune = exported.fine_tune_config(config, codec_name, kept["encoder"]["model"])
     write_atomic(out / exported.FINE_TUNE, tomli_w.dumps(without_none(fine_tune)))
-    predictor = find_predictor(loaded.folder, config)
+    predictor = find_predictor(loaded.folder, config, options.duration)
     if predictor is not None:
         (out / exported.DURATIONS).mkdir()
         timing = load_predictor(predictor, config, options.encoder)

@@ -145,7 +145,7 @@ def export_onnx(options: Options, out: Path) -> str:
     quiet_known_warnings()
     folder = Path(shipped_path(options.run))
     loaded = load_run(folder, options.step, options.weights, options.encoder)
-    found = find_predictor(loaded.folder, loaded.config)
+    found = find_predictor(loaded.folder, loaded.config, options.duration)
     predictor = load_predictor(found, loaded.config) if found else None
     name = options.codec or loaded.config.sampling.codec
     _check(loaded, name, predictor)
@@ -269,7 +269,8 @@ def _check(loaded: LoadedRun, codec: str, predictor: LoadedRun | None) -> None:
         "[sampling] rescale_k": sampling.rescale_k != 1.0,
         "[sampling] speaker_kv_scale": sampling.speaker_kv_scale != 1.0,
         f"{size} bytes of weights": size > MAX_GRAPH - 2**20,
-        "no length predictor (titan-tts train duration)": predictor is None,
+        "no length predictor (--duration of the model that a fine-tune began with, or titan-tts train duration)": predictor
+        is None,
     }
     if predictor is not None:
         of_predictor = predictor.tokenizer.vocabulary, predictor.config.data.max_speaker_frames

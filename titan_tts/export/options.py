@@ -32,5 +32,9 @@ class Options(ModelOptions):
     """Write graphs for onnxruntime, by which titan_tts.onnx_voice speaks without torch; RUN may be an exported folder, too,
     or titan_tts:NAME, whose voices are all exported without --voices."""
 
+    duration: str = ""
+    """Folder of a length predictor, or of a model that has one and the same text units, such as titan_tts:base for what
+    began with it; by default the one in the run's folder or next to it (duration/)."""
+
     license: str = "unknown"
     """Licence of the weights for the model card, such as apache-2.0."""

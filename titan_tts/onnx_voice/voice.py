@@ -52,7 +52,7 @@ class Reader:
         self._ids = {character: np.int64(number) for character, number in ids.items()}
         (self._begin, self._end), self._in_bytes, self._aligner = ends, in_bytes, aligner
         self.characters = () if in_bytes else self._ids.keys()
-        self._marks = {} if in_bytes else mark_table(self._ids)
+        self._marks = {} if in_bytes else mark_table(self._ids, bool(language))
         # Without wetext, whose grammars take 45 MB, texts in which it reads nothing are read.
         self._words = None if normalize and not find_spec("wetext") else Normalizer(normalize)
         self._normalize = normalize

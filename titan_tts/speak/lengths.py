@@ -23,6 +23,7 @@ from titan_tts.speak.open_run import OpenRun, open_run
 from titan_tts.speak.utterance import Utterance
 from torchtitan.models.dit_tts.config.exported import is_exported
 from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConfig
+from torchtitan.models.dit_tts.config.shipped import shipped_path
 from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.model.duration import DurationModel
 from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, predict_frames
@@ -137,10 +138,7 @@ def open_lengths(
         fit: returns the fit on the run's training data.
         encoder: present path of the run's frozen text encoder, or the phones:LANGUAGE to read texts in; empty: the config's.
     """
-    if choice in ("", FIT):
-        opened = None if choice else find_predictor(run.folder, run.config)
-    else:
-        opened = open_predictor(choice)
+    opened = None if choice == FIT else find_predictor(run.folder, run.config, choice)
     if opened is None:
         durations = fit()
         if (language := language_of(encoder)) not in ("", durations.language):
@@ -161,8 +159,10 @@ def open_lengths(
     return Lengths(name, estimate, scale, _HALF_TRUSTED_PREDICTOR)
 
 
-def find_predictor(folder: Path, config: JobConfig) -> OpenRun | None:
-    """The predictor in a run's folder, or next to it one that was trained on the same data."""
+def find_predictor(folder: Path, config: JobConfig, choice: str = "") -> OpenRun | None:
+    """The predictor that --duration names; empty: in a run's folder, or next to it one that was trained on the same data."""
+    if choice:
+        return open_predictor(choice)
     for candidate in (folder / FOLDER, folder.absolute().parent / FOLDER):
         is_inside = candidate.parent == folder
         try:
@@ -178,14 +178,16 @@ def find_predictor(folder: Path, config: JobConfig) -> OpenRun | None:
 
 
 def open_predictor(folder: str) -> OpenRun:
-    """The predictor that --duration names."""
-    found = open_run(folder) if Path(folder).is_dir() else None
-    if found is None or found.config.model.flavor != DURATION_FLAVOR:
-        raise InputError(
-            f"--duration = {folder}, but it must be {FIT} or the folder of a run of [model] flavor = "
-            f"'{DURATION_FLAVOR}' (a length in seconds is --seconds)"
-        )
-    return found
+    """The predictor that --duration names, or that is in the model that it names."""
+    place = Path(shipped_path(folder))
+    for candidate in filter(Path.is_dir, (place, place / FOLDER)):
+        found = open_run(candidate)
+        if found.config.model.flavor == DURATION_FLAVOR:
+            return found
+    raise InputError(
+        f"--duration = {folder}, but it must be {FIT}, the folder of a run of [model] flavor = '{DURATION_FLAVOR}', or a "
+        "model that has one (a length in seconds is --seconds)"
+    )
 
 
 def load_predictor(predictor: OpenRun, config: JobConfig, encoder: str = "") -> LoadedRun:

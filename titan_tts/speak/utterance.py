@@ -122,6 +122,9 @@ def check_text(text: str, tokenizer: ConditionedTokenizer, name: str = "--text")
     model, known = tokenizer.vocabulary.model, tokenizer.vocabulary.characters
     knows = f"{model} knows {known!r}" if known else f"{model} has no ids for them"
     shown = named(unknown, SHOWN)
+    if tokenizer.vocabulary.language and unknown:  # phones are not in the text
+        words = (word for word in text.split() if tokenizer.unknown_characters(word))
+        shown += f" in {named(list(dict.fromkeys(words)), SHOWN)}"
     require(
         not unknown, f"{name} has characters that the run was not trained with ({shown}); {knows}"
     )

@@ -90,6 +90,16 @@ def made(train, tmp_path, tmp_path_factory) -> Path:
     return kept
 
 
+def test_the_lengths_of_another_model_of_the_same_texts(made, tmp_path):
+    """As of the base voice, for what began with it."""
+    model = shutil.copytree(made / "model", tmp_path / "model")
+    shutil.rmtree(model / "duration")
+    assert main(["export", str(model), str(tmp_path / "none"), "--onnx"]) == 2
+    export(model, tmp_path / "voice", "--onnx", f"--duration={made / 'model'}")
+    graphs = [folder / "voice/length.onnx" for folder in (made, tmp_path)]
+    assert graphs[0].read_bytes() == graphs[1].read_bytes()
+
+
 def test_its_latents_are_those_of_torch(made):
     """Through the whole sampler, with guidance, for texts of different length, with and without a reference and a
     caption."""

@@ -169,11 +169,16 @@ def test_where_a_predictor_is_found(
     own = alone.folder / "duration"  # is taken where there are both
     opened[own] = config_of(alone, "duration")
     assert lengths.find_predictor(alone.folder, alone.config).folder == own
+    model = tmp_path / "model"  # one that has its own, and is named
+    (model / "duration").mkdir(parents=True)
+    opened |= {model: alone.config, model / "duration": opened[own]}
+    found = lengths.find_predictor(alone.folder, alone.config, str(model))
+    assert found.folder == model / "duration"
 
 
 def test_which_predictors_are_loaded(alone, tmp_path, monkeypatch):
     """One with the run's frozen encoder finds that at its present path."""
-    refused(lambda: asked(alone, "3.5"), "--duration = 3.5", "fit or the folder", "--seconds")
+    refused(lambda: asked(alone, "3.5"), "--duration = 3.5", "fit, the folder", "--seconds")
     loads = []
 
     def load(found, encoder):

@@ -17,6 +17,8 @@ from torchtitan.models.dit_tts.data.shard_writer import write_shard
 from torchtitan.models.dit_tts.run.grown_vocabulary import find_grown
 from torchtitan.models.dit_tts.text.build_tokenizer import build_tokenizer, load_tokenizer
 from torchtitan.models.dit_tts.text.phones import Phonemizer
+from torchtitan.models.dit_tts.text.tokenizer import UnitTokenizer
+from torchtitan.models.dit_tts.text.vocabulary import PHONES as PHONES_UNIT
 from torchtitan.models.dit_tts.text.vocabulary import Vocabulary, to_json
 from torchtitan.models.dit_tts.train_spec import get_train_spec
 
@@ -89,6 +91,7 @@ def test_a_run_refuses_what_its_phones_lose(config, tmp_path):
     assert (tmp_path / "run/durations.json").exists()
     check_text("three pebbles", tokenizer)
     refused(lambda: check_text("three 日", tokenizer), "'日'")
+    refused(lambda: check_text("three joy joy", tokenizer), "'ʒ'", "in 'joy'); phones:en-us knows")
     samples = make_samples(3, seed=1)
     for sample, text in zip(samples, ["three", "in 東京 and 京都", "in 京都"], strict=True):
         sample.metadata["text"] = text
@@ -153,3 +156,28 @@ def test_a_run_has_the_vocabulary_of_its_phones(config, tmp_path):
     stored = load_tokenizer(tmp_path / "run", config)
     assert stored.vocabulary == tokenizer.vocabulary
     assert stored.encode("fourth") == tokenizer.encode("fourth")
+
+
+def test_rare_phones_and_marks_are_read_as_others_and_need_no_tokens(config, tmp_path):
+    """New data with "Bach;" needs no more than the weights have, as neither do an adapter and generation; where k and a
+    comma have no token themselves, x is unknown, and the mark goes."""
+    build_tokenizer(config)
+    (tmp_path / "run/checkpoint/step-3").mkdir(parents=True)
+    (tmp_path / "run/checkpoint/step-3/.metadata").write_bytes(b"")
+    assert UnitTokenizer(Vocabulary(PHONES_UNIT, "bˈɑː", language="en-us")).unknown_characters(
+        "Bach;"
+    ) == ["x"]
+    known = "".join(sorted({*"".join(PHONES), *"ɑkʌjtu"}))
+    (tmp_path / "run/tokenizer.json").write_text(
+        to_json(Vocabulary(PHONES_UNIT, known, language="en-us"))
+    )
+    samples = make_samples(2, seed=2)
+    for sample, text in zip(samples, ["Bach; pebbles", "Utrecht four"]):
+        sample.metadata["text"] = text
+    write_shard(tmp_path / "data/000001.tar", samples)
+    config.encoder.vocab_size, config.job.dump_folder = 0, str(tmp_path / "new")
+    config.checkpoint.initial_load_path = str(tmp_path / "run/checkpoint/step-3")
+    tokenizer = build_tokenizer(config)
+    assert tokenizer.vocabulary.characters == known and find_grown(config, tmp_path / "new") is None
+    assert tokenizer.spoken("Bach; pebbles") == "bˈɑːk, pˈɛbəlz"
+    assert tokenizer.text_ids("Bach") == [4 + known.index(c) for c in "bˈɑːk"]

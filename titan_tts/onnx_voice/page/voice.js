@@ -2,6 +2,7 @@
 import * as ort from "onnxruntime-web"
 import { phonemize } from "phonemizer"
 
+const ALIKE = { x: "k", ɬ: "l", ç: "h", ɲ: "n", ʲ: "" }
 const CONTEXTS = [[], [0], [0, 1], [-1, 0, 1], [-1, 0, 1, 2], [-2, -1, 0, 1, 2]] // as in text/aligner.py
 const MARKS = /((?:\s*(?:[;:!?¡¿—…"«»“”(){}[\]]|(?<!\d)[.,]|[.,](?!\d))+\s*)+)/ // as phonemizer of Python
 
@@ -33,11 +34,11 @@ export async function open(folder) {
     return outputNames.map(each => found[each])
   }
 
-  /** Marks that the voice does not know as others, as by text/conventions.py. */
+  /** Marks and rare phones that the voice does not know as others, as by text/conventions.py. */
   function knownMarks(spoken) {
     const like = (mark, other) => (mark in reader.ids ? mark : other in reader.ids ? other : "")
     const found = spoken.replace(/[;:—–)\]}]/g, mark => like(mark, ",")).replace(/…/g, mark => like(mark, "."))
-      .replace(/[([{"“”„«»¡¿]/g, mark => like(mark, ""))
+      .replace(/[([{"“”„«»¡¿]/g, mark => like(mark, "")).replace(/[xɬçɲʲ]/g, phone => like(phone, ALIKE[phone]))
     return found == spoken ? spoken : found.replace(/[\s,]+(?=[.,!?])/g, "").replace(/\s+/g, " ").trim() || spoken
   }
 

@@ -234,8 +234,8 @@ class RunCheckpointer(CheckpointManager):
         check_trained_with(path, self.trained_with, self.config.resume.allow, resumes=False)
         require(
             find_grown(self.config, self.run_folder.path) is None,
-            f"the data has tokens that {path} does not know, and an adapter does not train their embedding; set [lora] "
-            f"rank = 0, or leave these texts out",
+            f"the data has tokens that {path} does not know (named above), and an adapter does not train their embedding; "
+            f"train all weights ([lora] rank = 0, no --method lora), or leave these texts out",
         )
         logger.info(f"Loading {path}, which stays as it is")
         whole = ModelWrapper(self.states[MODEL].model)

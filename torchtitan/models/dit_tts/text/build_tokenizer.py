@@ -15,6 +15,7 @@ from torchtitan.models.dit_tts.data.dataset import Dataset, open_training_data
 from torchtitan.models.dit_tts.errors import InputError, reading
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.text.aligner import ALIGNER_FILE, Aligner, load_aligner
+from torchtitan.models.dit_tts.text.conventions import mark_table
 from torchtitan.models.dit_tts.text.hf_tokenizer import (
     SubwordTokenizer,
     TextTokenizer,
@@ -70,6 +71,9 @@ def build_tokenizer(
     aligned = config.model.text_positions == "aligned"
     if trained is not None:
         assert weights is not None
+        if not moved(trained, needed):  # what is read as another letter needs none of its own
+            alike = mark_table(trained.characters, bool(trained.language))
+            needed = replace(needed, characters=needed.characters.translate(dict.fromkeys(alike)))
         missing = missing_tokens(trained, needed)
         moves = moved(trained, needed)
         grows = weights != folder and bool(missing or moves)

@@ -51,14 +51,18 @@ def _is_bracketed(text: str) -> bool:
 
 
 _LIKE = {",": ";:—–)]}", ".": "…", "": '([{"“”„«»¡¿'}
+_PHONES_LIKE = {"x": "k", "ɬ": "l", "ç": "h", "ɲ": "n", "ʲ": ""}
+"""what espeak-ng says in few words of English: Bach, Llandudno, Utrecht, jalapeño, Argyll"""
 _TWICE = re.compile(r"[\s,]+(?=[.,!?])")
 
 
-def mark_table(characters: Container[str]) -> dict[int, str]:
-    """Marks that are not among a model's `characters` -> the one among these that is read alike, or nothing."""
-    alike = ((mark, like) for like, marks in _LIKE.items() for mark in marks)
-    unknown = ((ord(m), like) for m, like in alike if m not in characters)
-    return {mark: like if like in characters else "" for mark, like in unknown}
+def mark_table(characters: Container[str], phones: bool = False) -> dict[int, str]:
+    """Marks, and rare phones, that are not among a model's `characters` -> the one among these that is read alike, or
+    nothing."""
+    marks = {mark: like if like in characters else "" for like in _LIKE for mark in _LIKE[like]}
+    known = {p: like for p, like in _PHONES_LIKE.items() if not like or like in characters}
+    alike = (marks | known) if phones else marks
+    return {ord(each): like for each, like in alike.items() if each not in characters}
 
 
 def with_known_marks(text: str, table: Mapping[int, str]) -> str:

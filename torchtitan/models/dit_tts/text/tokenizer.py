@@ -221,7 +221,7 @@ class UnitTokenizer(ConditionedTokenizer):
         self._phones = Phonemizer(language, self.added) if language else None
         letters = [*vocabulary.characters, *self.added.characters]
         self._id_of_letter = {c: n for n, c in enumerate(letters, FIRST_CHARACTER_ID)}
-        self._marks = {} if self._bytes else mark_table(self._id_of_letter)
+        self._marks = {} if self._bytes else mark_table(self._id_of_letter, bool(language))
         first = vocabulary.first_added_id
         self._id_of_added = {token: n for n, token in enumerate(self.added.tokens, first)}
 
