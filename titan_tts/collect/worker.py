@@ -45,7 +45,7 @@ def collect_recording(output: str, source: tuple, settings: str, device: str) ->
     partial = folder / PARTIAL / f"{given.file}.{uuid.uuid4().hex}"
     try:
         with local_copy(given, partial) as path:
-            samples, rate = decode(path)
+            samples, rate = decode(path, longest=MAX_SECONDS)
         seconds = len(samples) / rate
         hours = f"{seconds / 3600:.1f} hours"
         require(seconds <= MAX_SECONDS, f"has {hours}, but 27 are the most; cut it")

@@ -21,7 +21,7 @@ from titan_tts.records.utterance import Utterance
 from torchtitan.models.dit_tts.data.storage import ShardFile, open_source, plain_name
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import path_on_disk
-from torchtitan.models.dit_tts.speech.audio import decode
+from torchtitan.models.dit_tts.speech.audio import MAX_SECONDS, decode
 
 if TYPE_CHECKING:  # pyarrow takes long to import
     from titan_tts.prepare.formats.table import TableCursor
@@ -44,10 +44,13 @@ class ReadyLatents:
 
 
 class Loader:
-    """Opens the containers of a reader's `root` and `files`; the last one of each kind stays open."""
+    """Opens the containers of a reader's `root` and `files`; the last one of each kind stays open. `longest`: seconds of a
+    recording, as `decode` counts them."""
 
-    def __init__(self, root: str, files: dict[str, str] | None = None):
-        self.root, self.files = root, files or {}
+    def __init__(
+        self, root: str, files: dict[str, str] | None = None, longest: float = MAX_SECONDS
+    ):
+        self.root, self.files, self.longest = root, files or {}, longest
         self._tar: ShardFile | None = None
         self._table: TableCursor | None = None
 
@@ -63,11 +66,13 @@ class Loader:
         if "offset" in place:
             path = os.path.join(self.root, place["file"])
             try:
-                return Recording(*decode(path, place["offset"], place["seconds"]))
+                part = place["offset"], place["seconds"]
+                return Recording(*decode(path, *part, longest=self.longest))
             except InputError:
                 _check_readable(path)
                 raise
-        return Recording(*decode(self._bytes(place), name=place.get("file", "")))
+        name = place.get("file", "")
+        return Recording(*decode(self._bytes(place), name=name, longest=self.longest))
 
     def references(self, utterance: Utterance) -> list[Recording]:
         """The recordings that are an utterance's own reference; raises as `load`."""

@@ -38,6 +38,7 @@ from torchtitan.models.dit_tts.data.shard_writer import Triplet, write_shard
 from torchtitan.models.dit_tts.errors import InputError
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.infra.collectives import one_thread
+from torchtitan.models.dit_tts.speech.audio import MAX_SECONDS, TooLong
 from torchtitan.models.dit_tts.speech.codec import build_codec
 
 MEASURED = "measured"
@@ -123,7 +124,7 @@ _codec = lru_cache(maxsize=1)(build_codec)
 @lru_cache(maxsize=1)
 def _loader(run: Run) -> Loader:
     """A process's open source: a table's cursor goes on where the last chunk left it."""
-    return Loader(run.root, run.files)
+    return Loader(run.root, run.files, max(MAX_SECONDS, run.options.audio.max_seconds or 0))
 
 
 def encode_chunk(folder: str, number: int, device: str) -> dict[str, Any]:
@@ -161,10 +162,14 @@ def _encode(
         except SourceError:
             raise
         except InputError as error:
-            if run.options.on_error == "raise":
-                raise unusable(run.options.source, item.id, error) from None
-            chunk.problems.append([item.id, str(error)])
-            made = "undecodable"
+            most = run.options.audio.max_seconds
+            if isinstance(error, TooLong) and not seconds and most and error.seconds >= most:
+                made, seconds = "too_long", error.seconds
+            else:
+                if run.options.on_error == "raise":
+                    raise unusable(run.options.source, item.id, error) from None
+                chunk.problems.append([item.id, str(error)])
+                made = "undecodable"
         if isinstance(made, str):
             names = {made: [item.id]}
             chunk.add(

@@ -244,7 +244,7 @@ def test_a_tables_reference_that_is_a_part_of_its_latents_is_replaced(tmp_path):
     np.testing.assert_array_equal(train["k3"]["ref.npy"], values[1][:14].astype(np.float16))
 
 
-def test_every_reason_is_counted(tmp_path):
+def test_every_reason_is_counted(tmp_path, monkeypatch):
     def of(samples: np.ndarray) -> bytes:
         return corpora.audio_bytes(samples, 16_000, "FLAC")
 
@@ -283,6 +283,16 @@ def test_every_reason_is_counted(tmp_path):
     assert summary["train"]["samples"] == 2
     assert [key for key, _ in summary["problems"]] == ["no_text", "undecodable"]
     assert "  too_long: 1, 0.1 minutes (above --max-seconds): too_long" in pipeline.lines(summary)
+    # So is one that is too long to be read.
+    monkeypatch.setattr(encode, "MAX_SECONDS", 0.0)
+    members |= recording("too_long", "s", "train", 200_000)
+    write_corpus(source, members | listed)
+    long = prepare(source, tmp_path / "long", **settings, max_corrupt_fraction=0.2)["summary"]
+    assert long["dropped"] == summary["dropped"]
+    assert long["dropped_seconds"]["too_long"] == 12  # what was read of it
+    alone = write_corpus(tmp_path / "l.tar", recording("too_long", "s", "train", 16_000))
+    with pytest.raises(InputError, match="too_long: the audio has more than the 0 s of 1 channel"):
+        prepare(alone, tmp_path / "any", **SMALL)
     settings |= {"audio": replace(filters, min_seconds=9, max_seconds=10)}
     with pytest.raises(InputError, match="no recording is left for train.*'too_short'"):
         prepare(source, tmp_path / "none", **settings, max_corrupt_fraction=0.2)

@@ -1,5 +1,6 @@
 """Decoding every format in full, or an error; channels and rates."""
 
+import inspect
 import io
 
 import av
@@ -9,7 +10,7 @@ import soundfile
 
 from tests.helpers.speech_corpora import RATE, audio_bytes, speech, tone
 from torchtitan.models.dit_tts.errors import InputError
-from torchtitan.models.dit_tts.speech.audio import decode, resample, to_mono
+from torchtitan.models.dit_tts.speech.audio import TooLong, decode, resample, to_mono
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +80,20 @@ def test_decode_refuses_corrupt_audio(samples):
     ):
         with pytest.raises(InputError, match=message):
             decode(data)
+
+
+def test_what_is_longer_than_is_read_is_refused():
+    """Counted in values, so that many channels at a high rate take no more memory."""
+    assert inspect.signature(decode).parameters["longest"].default == 600
+    for count, longest in ((2, 6.2), (4, 12.4)):
+        quiet = np.zeros((297_600, count))  # 6.2 s
+        data = audio_bytes(quiet, 48_000, "FLAC", "PCM_16")
+        assert decode(data, longest=longest)[0].shape == quiet.shape
+        assert len(decode(data, 2, 1, longest=longest / 6)[0]) == 48_000
+        with pytest.raises(TooLong) as refusal:
+            decode(data, longest=longest - 0.2)
+        assert refusal.match(f"more than the 6 s of {count} channels at 48000 Hz that are read")
+        assert refusal.value.seconds == pytest.approx(6.2 - 0.4 / count)
 
 
 ID3 = b"ID3\4\0\0\0\0\1\0" + bytes(128)
@@ -159,6 +174,10 @@ def test_what_libsndfile_cannot_read(container, codec, tmp_path):
     part = decode(str(path), 0.5, 0.25)[0]
     np.testing.assert_array_equal(part, decoded[24_000:36_000])
     assert part.base is None  # nothing of the rest is kept
+    assert len(decode(data, longest=3.1)[0]) == len(decoded)
+    assert len(decode(data, 1.5, 1, longest=2)[0]) == 48_000
+    with pytest.raises(TooLong, match="more than the 2 s of 2 channels at 48000 Hz"):
+        decode(data, longest=2)
     # Ends beside the edge of a frame, whose sums and quotients are rounded apart.
     for length in (1.81, 1.88, 1.92):
         assert len(decode(data, 0.05, length)[0]) == round(length * 48_000)

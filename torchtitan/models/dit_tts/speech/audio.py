@@ -20,11 +20,29 @@ MIN_RATE, MAX_RATE = 1000, 1_000_000  # Hz
 _UNKNOWN_FRAMES = 1 << 62  # libsndfile's count for a FLAC without one is above it
 _BLOCK_FRAMES = 1 << 18
 _CANCELLED = 0.01  # energy of the channels' mean over theirs: two that differ have 0.5
+_VALUES_PER_SECOND = 2 * 48_000
+MAX_SECONDS = 600.0
+"""longest recording that is read unless the caller wants more: speech to train on or to copy is shorter"""
 _MP3_TAGS = (b"Xing", b"Info", b"VBRI")  # in an MP3's first frame, with the number of frames
 
 
+class TooLong(InputError):
+    """A recording has more than is read; `seconds` of it were."""
+
+    def __init__(self, seconds: float, rate: int, channels: int):
+        self.seconds = seconds
+        kind = f"{channels} channel{'s' * (channels > 1)} at {rate} Hz"
+        super().__init__(
+            f"the audio has more than the {seconds:.0f} s of {kind} that are read; cut it"
+        )
+
+
 def decode(
-    data: bytes | str, offset_seconds: float = 0.0, seconds: float | None = None, name: str = ""
+    data: bytes | str,
+    offset_seconds: float = 0.0,
+    seconds: float | None = None,
+    name: str = "",
+    longest: float = MAX_SECONDS,
 ) -> tuple[np.ndarray, int]:
     """Samples (n, channels) float32 in [-1, 1] and their rate in Hz.
 
@@ -35,6 +53,8 @@ def decode(
         data: a file's bytes, or its path.
         offset_seconds, seconds: the part to decode; all of it by default.
         name: of the file that the bytes are of; telephones' formats are known by it alone.
+        longest: seconds, of two channels at 48 kHz, beyond which what is decoded is refused as
+            `TooLong`; of other channels and rates as many values.
     """
     import av
     import soundfile
@@ -54,7 +74,7 @@ def decode(
             by_libsndfile = _libsndfile_reads_all(data)
         if by_libsndfile:
             with _open(data) as file:
-                samples, rate = _read_part(file, offset_seconds, seconds), file.samplerate
+                samples, rate = _read_part(file, offset_seconds, seconds, longest), file.samplerate
             if start.startswith(b"RIFF"):
                 _check_wav_length(data)
             elif start.startswith(b"OggS"):
@@ -63,7 +83,7 @@ def decode(
             end = None if seconds is None else offset_seconds + seconds
             headerless = Path(name).suffix.lower()[1:]
             known = headerless if headerless in _HEADERLESS else None
-            samples, rate = _decode_by_ffmpeg(data, end, known)
+            samples, rate = _decode_by_ffmpeg(data, end, known, longest)
             first, wanted = _part(len(samples), rate, offset_seconds, seconds)
             # A copy, as a part would keep all that was decoded.
             samples = samples[first:][:wanted].copy() if seconds is not None else samples[first:]
@@ -118,7 +138,7 @@ def _part(
 
 
 def _read_part(
-    file: "soundfile.SoundFile", offset_seconds: float, seconds: float | None
+    file: "soundfile.SoundFile", offset_seconds: float, seconds: float | None, longest: float
 ) -> np.ndarray:
     """(n, channels). Memory is taken for the samples read, not for a corrupt header's count."""
     length = file.frames if file.frames < _UNKNOWN_FRAMES else None
@@ -126,9 +146,11 @@ def _read_part(
     if first:
         file.seek(first)
     blocks: list[np.ndarray] = []
-    count = 0
+    count, most = 0, int(longest * _VALUES_PER_SECOND) // file.channels
     while wanted is None or count < wanted:
-        size = _BLOCK_FRAMES if wanted is None else min(_BLOCK_FRAMES, wanted - count)
+        if count == most:
+            raise TooLong(count / file.samplerate, file.samplerate, file.channels)
+        size = min(_BLOCK_FRAMES, most - count, _BLOCK_FRAMES if wanted is None else wanted - count)
         block = file.read(size, dtype="float32", always_2d=True)
         if len(block) == 0:
             break
@@ -194,7 +216,7 @@ def _libsndfile_reads_all(data: bytes | str) -> bool:
 
 
 def _decode_by_ffmpeg(
-    data: bytes | str, end: float | None, known: str | None
+    data: bytes | str, end: float | None, known: str | None, longest: float
 ) -> tuple[np.ndarray, int]:
     """((n, channels), rate) as the stream has them: joined parts of it may have others. Of a part of the audio
     nothing behind its end (s) is decoded."""
@@ -209,8 +231,12 @@ def _decode_by_ffmpeg(
             raise InputError("the file has no audio in it")
         stream = container.streams.audio[0]
         # Read here, as both follow the frames once these are decoded.
-        layout, rate = stream.layout.name, stream.rate
+        layout, rate, channels = stream.layout.name, stream.rate, stream.layout.nb_channels
+        most = longest * _VALUES_PER_SECOND / channels / rate
         for frame in container.decode(stream):
+            decoded += frame.samples / frame.sample_rate
+            if decoded > max(most, (end or 0) + 1):  # a part lies as deep as its list says
+                raise TooLong(most, rate, channels)
             before, kind = kind, (frame.format.name, frame.layout.name, frame.sample_rate)
             if to_float is None or kind != before:
                 # One that was made for another kind of frame would hand this one through.
@@ -218,7 +244,6 @@ def _decode_by_ffmpeg(
                     blocks += [part.to_ndarray() for part in to_float.resample(None)]
                 to_float = av.AudioResampler("fltp", layout, rate)
             blocks += [part.to_ndarray() for part in to_float.resample(frame)]
-            decoded += frame.samples / frame.sample_rate
             is_part = end is not None and decoded >= end + 0.1  # sums are rounded
             if is_part:
                 break
