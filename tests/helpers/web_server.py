@@ -47,10 +47,10 @@ def server(synthesizer):
         yield start
 
 
-def ask(url, body=None, key=""):
-    """(status, headers, content)."""
-    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
-    data = None if body is None else json.dumps(body).encode()
+def ask(url, body=None, key="", kind="application/json"):
+    """(status, headers, content). `body`: bytes as they are, others as JSON."""
+    headers = {"Content-Type": kind, "Authorization": f"Bearer {key}"}
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     try:
         with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=60) as got:
             return got.status, got.headers, got.read()

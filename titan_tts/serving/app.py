@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from fastapi import FastAPI, Request, WebSocket, WebSocketDisconnect
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from starlette.middleware.cors import CORSMiddleware
 
 from titan_tts.report.page import STYLE
@@ -65,6 +65,13 @@ class SpeechBody(BaseModel):
     """wav and pcm begin before the first sentence is complete"""
 
     instructions: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def without_nulls(cls, given: Any) -> Any:
+        """A field that is null has its default."""
+        is_object = isinstance(given, dict)
+        return {k: v for k, v in given.items() if v is not None} if is_object else given
 
 
 @dataclass

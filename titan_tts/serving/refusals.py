@@ -58,7 +58,10 @@ def refusal_of(error: Exception) -> Refusal:
 def refusal_of_form(found: Mapping[str, Any], inside: int = 0) -> Refusal:
     """Return the refusal that tells a client of the first of pydantic's errors. `inside`: parts of its place that name no field."""
     name = ".".join(str(part) for part in found["loc"][inside:])
-    return Refusal(400, f"{name or 'the body'}: {found['msg']}", "invalid_request", name or None)
+    if not name or found["type"] == "json_invalid":  # FastAPI's place is then a character's
+        message = "the body must be a JSON object, with the header Content-Type: application/json"
+        return Refusal(400, message, "invalid_request")
+    return Refusal(400, f"{name}: {found['msg']}", "invalid_request", name)
 
 
 def add_refusals(app: FastAPI) -> None:

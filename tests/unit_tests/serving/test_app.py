@@ -61,6 +61,8 @@ def test_it_says_what_generate_says(server, synthesizer, monkeypatch):
     for voice in (None, "", "alloy", "cedar"):
         assert speech(url, voice=voice, response_format="wav")[2] == spoken["bob"]
     assert speech(url, model="tts-1", instructions="")[0] == 200
+    nulls = dict.fromkeys(("voice", "response_format", "speed", "stream", "stream_format"))
+    assert speech(url, **nulls)[1]["Content-Type"] == "audio/mpeg"
 
 
 def test_speech_comes_with_the_times_of_its_words(server, synthesizer):
@@ -110,6 +112,16 @@ def test_refusals_have_openais_form(server, synthesizer, monkeypatch):
         assert (status, error["code"]) == expected and words in error["message"]
         named = words.endswith(": ") or "model" in words or "voice" in body
         assert error["param"] == (next(iter(body)) if named else None)
+    json_text = json.dumps({"model": "tiny", "input": "one"}).encode()
+    for given, kind in (
+        (b"not json", "application/json"),
+        (json_text, "text/plain"),
+        ([], "application/json"),
+    ):
+        status, _, content = ask(f"{url}/v1/audio/speech", given, kind=kind)
+        error = json.loads(content)["error"]
+        assert (status, error["param"]) == (400, None)
+        assert "the body must be a JSON object, with the header Content-Type: " in error["message"]
     assert speech(url, input="one " * 25, speed=4.0)[0] == speech(url, speed=0.25)[0] == 200
     assert ask(f"{url}/health")[0] == 200
     monkeypatch.setattr(synthesizer, "synthesize", breaks)

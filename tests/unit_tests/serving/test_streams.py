@@ -122,7 +122,7 @@ def test_a_websocket_says_one_text_after_the_other(server, synthesizer, monkeypa
     first = {"model": "tiny", "input": LONG, "voice": "ann", "speed": 0.25}
     second = {"model": "tiny", "input": "one", "voice": "bob", "response_format": "pcm"}
     wrong = (
-        ("{", "the body: Invalid JSON", None),
+        ("{", "the body must be a JSON object", None),
         ('{"input": "one"}', "model: Field required", "model"),
         (second | {"voice": "eve"}, "no voice 'eve'", "voice"),
         (second | {"input": "one " * 100 + "t"}, "401 characters, but at most 400", None),
