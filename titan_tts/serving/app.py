@@ -121,7 +121,7 @@ class SpeechService:
 
     def check_model(self, name: str) -> None:
         """Raises Refusal for the name of another model."""
-        if name not in (self.model, *OPENAI_MODELS):
+        if name not in (self.model, self.model.removeprefix("titan_tts:"), *OPENAI_MODELS):
             message = f"there is no model {name!r}; this server has {self.model!r}"
             raise Refusal(404, message, "model_not_found", "model")
 

@@ -136,6 +136,8 @@ def test_refusals_have_openais_form(server, synthesizer, monkeypatch):
 
 
 def test_models_health_and_the_key(server):
+    from titan_tts.serving import app
+
     url, _ = server(api_key="secret")
     for path in ("/v1/models", "/v1/nothing"):
         assert ask(url + path)[0] == 401 and ask(url + path, key="Secret")[0] == 401
@@ -147,6 +149,8 @@ def test_models_health_and_the_key(server):
     for name in ("tiny", "tts-1"):  # as OpenAI's client.models.retrieve asks
         status, _, content = ask(f"{url}/v1/models/{name}", key="secret")
         assert status == 200 and json.loads(content) == model | {"id": name}
+    for name in ("base", "titan_tts:base"):  # started without a name
+        app.SpeechService(None, None, "titan_tts:base", {}, 1).check_model(name)
     for name in ("other", "some%2Fother"):
         status, _, content = ask(f"{url}/v1/models/{name}", key="secret")
         error = json.loads(content)["error"]
