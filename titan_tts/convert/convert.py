@@ -111,6 +111,8 @@ def _on_meta(config: JobConfig) -> tuple[DiTTTSModel, DiTTTSModelConfig]:
 def _find(source: str) -> Path:
     """The file of weights."""
     files = tuple(project.file for project in PROJECTS.values())
+    is_there = Path(source).exists() or Path(source).suffix != ".safetensors"
+    require(is_there, f"{source} does not exist; give the file of weights")
     path = Path(source) if Path(source).is_file() else find_folder(source, files)
     if exported.is_exported(path):
         raise InputError(f"{source} is an exported folder; give --to echo or --to irodori")

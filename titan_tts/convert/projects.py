@@ -98,7 +98,8 @@ def sizes_of(
     def shape(name: str) -> torch.Size:
         if name not in weights or weights[name].ndim != 2 or not weights[name].numel():
             raise InputError(
-                f"{where} holds no weights of {project.name}: {name} is missing or no matrix"
+                f"{where} holds no weights of {project.name}: {name} is missing or no matrix; models of other projects, such "
+                "as F5-TTS, cannot be read"
             )
         return weights[name].shape
 

@@ -58,4 +58,6 @@ def _config_for(options: Options, hours: float) -> list[str]:
     if codec_kind(options.codec) == "mel_dct":  # the embedded one, for work without downloads
         config, codec = "one_gpu" if hours >= 10 else "small", "mel_dct"
     keys = [] if options.codec == codec else ["--sampling.codec", options.codec]
-    return [config, *keys, *([] if options.references else ["--data.references", "drawn"])]
+    keys += [] if options.references else ["--data.references", "drawn"]
+    heard = ["--data.max_caption_tokens", "256", "--objective.speaker_dropout", "0.5"]
+    return [config, *keys, *(heard if options.captions else [])]

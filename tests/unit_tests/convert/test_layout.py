@@ -243,7 +243,7 @@ def test_what_cannot_be_converted_is_said(convert, tmp_path, capsys):
         ([folder, out, "--to=irodori"], "encoder.convention = 'echo'"),
         ([source, folder], "exists already"),
         ([str(tmp_path / "pickle"), out], "a pickle"),
-        ([str(tmp_path / "nothing.safetensors"), out], "has none of"),
+        ([str(tmp_path / "nothing.safetensors"), out], "nothing.safetensors does not exist"),
     ):
         assert main(["convert", *arguments]) == 2
         assert words in capsys.readouterr().err, arguments

@@ -145,10 +145,16 @@ def test_figures_in_words():
 
 
 @pytest.mark.parametrize(
-    "codec, hours, config",
-    [("mel_dct", 10.0, "one_gpu"), ("mel_dct", 9.9, "small"), ("/my weights.pth", 10.0, "800m")],
+    "codec, hours, config, captions, limits",
+    [
+        ("mel_dct", 10.0, "one_gpu", False, (0, 0.1)),
+        ("mel_dct", 9.9, "small", True, (256, 0.5)),
+        ("/my weights.pth", 10.0, "800m", False, (0, 0.1)),
+    ],
 )
-def test_the_suggested_command_has_the_codec_of_the_data(codec, hours, config):
-    name, *keys = prepare_command._config_for(Options("in", "out", codec=codec), hours)
+def test_the_suggested_command_is_for_the_data(codec, hours, config, captions, limits):
+    options = Options("in", "out", codec=codec, captions=captions)
+    name, *keys = prepare_command._config_for(options, hours)
     suggested = load_config([f"--job.config_file={find_config(name)}", *keys])
     assert (name, suggested.sampling.codec) == (config, codec)
+    assert (suggested.data.max_caption_tokens, suggested.objective.speaker_dropout) == limits
