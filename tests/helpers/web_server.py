@@ -35,11 +35,12 @@ def server(synthesizer):
 
     with ExitStack() as stack:
 
-        def start(max_characters=4096, api_key="", on="127.0.0.1", origin=""):
+        def start(max_characters=4096, api_key="", on="127.0.0.1", origin="", max_seconds=1200.0):
             batcher = Batcher(synthesizer, max_waiting=8)
             stack.callback(batcher.close)
             voices = {"mine": Voice(torch.ones(2, 8))}
-            service = SpeechService(synthesizer, batcher, "tiny", voices, max_characters)
+            limits = max_characters, max_seconds
+            service = SpeechService(synthesizer, batcher, "tiny", voices, *limits)
             app = build_app(service, api_key, on, origin)
             host, port = stack.enter_context(listening_with(app))
             return f"http://{host}:{port}", batcher

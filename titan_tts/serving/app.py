@@ -89,6 +89,9 @@ class SpeechService:
     max_characters: int
     """of a request's text"""
 
+    max_seconds: float = 1200.0
+    """of a request's speech, as estimated"""
+
     @property
     def body_limit(self) -> int:
         """Most bytes of a request. JSON may write a character as two escapes of six bytes."""
@@ -117,7 +120,13 @@ class SpeechService:
             voice = self.voice(body.voice)
         conditions = self.synthesizer.conditions(voice, caption)
         whole = Utterance(text, voice, conditions, speed=body.speed)
-        return self.synthesizer.pieces(whole, self.synthesizer.streams(body.response_format))
+        pieces = self.synthesizer.pieces(whole, self.synthesizer.streams(body.response_format))
+        seconds = self.synthesizer.samples(pieces) / self.synthesizer.sample_rate
+        takes = (
+            f"the text takes about {seconds:.0f} s, but at most {self.max_seconds:g} s are allowed"
+        )
+        require(seconds <= self.max_seconds, f"{takes}; shorten it")
+        return pieces
 
     def check_model(self, name: str) -> None:
         """Raises Refusal for the name of another model."""

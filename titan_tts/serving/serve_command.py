@@ -32,8 +32,8 @@ STALL_SECONDS = 60
 
 @dataclass(kw_only=True)
 class Options(SamplingOptions):
-    """Serve a model over HTTP: POST /v1/audio/speech as OpenAI's clients send it, GET /v1/models, /health; and a page to
-    type a text and hear it.
+    """Serve a model over HTTP: POST /v1/audio/speech as OpenAI's clients send it, /dev/captioned_speech with the words'
+    times, a WebSocket at /v1/audio/speech/stream, GET /v1/models, /health; and a page to type a text and hear it.
 
     A key that requests must have is taken from the environment variable TITAN_TTS_API_KEY.
     """
@@ -56,6 +56,9 @@ class Options(SamplingOptions):
     max_characters: int = 4096
     """Longest text of a request."""
 
+    max_seconds: float = 1200.0
+    """Longest speech of a request, as estimated: 4096 letters at a quarter of the speed take about as long."""
+
     max_batch: int = 16
     """Texts per batch."""
 
@@ -63,6 +66,7 @@ class Options(SamplingOptions):
 def run(options: Options) -> int:
     check_range("--port", options.port, 0, 2**16 - 1)
     check_range("--max-characters", options.max_characters, 1, 10**6)
+    check_range("--max-seconds", options.max_seconds, 1, 10**6)
     check_range("--max-batch", options.max_batch, 1, 4096)
     require(
         re.fullmatch(r"(\*|https?://[^/]+)?", options.allow_origin) is not None,
@@ -87,7 +91,8 @@ def run(options: Options) -> int:
     }
     batcher = Batcher(synthesizer, options.max_batch, seed=options.seed)
     name, key = Path(options.run).resolve().name, os.environ.get(KEY_VARIABLE, "")
-    service = SpeechService(synthesizer, batcher, name, voices, options.max_characters)
+    limits = options.max_characters, options.max_seconds
+    service = SpeechService(synthesizer, batcher, name, voices, *limits)
     port = listening.getsockname()[1]
     listening.listen()  # clients may connect once the line is printed
     show(f"{name} at http://{options.host}:{port}/v1, {'with' if key else 'without'} a key")

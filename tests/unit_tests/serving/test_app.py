@@ -91,11 +91,12 @@ def test_refusals_have_openais_form(server, synthesizer, monkeypatch):
     def breaks(*args, **more):
         raise RuntimeError("no GPU any more")
 
-    url, batcher = server(max_characters=100)
+    url, batcher = server(max_characters=100, max_seconds=1.5)
     for body, words in (
         ({"voice": "eve"}, "no voice 'eve'; there are: ann, bob, mine"),
         ({"input": " "}, "the text is empty"),
         ({"input": "one " * 25 + "t"}, "101 characters, but at most 100"),
+        ({"input": "one " * 25, "speed": 0.25}, "takes about 2 s, but at most 1.5 s are allowed"),
         ({"input": "\ud800"}, "surrogate"),
         ({"response_format": "aac"}, "response_format: "),
         ({"speed": 0.24}, "speed: "),
@@ -240,13 +241,14 @@ def test_options_of_serve_arrive(synthesizer, monkeypatch, tmp_path, capsys):
 
     assert serve_command.Options(run="r").host == "127.0.0.1"  # by default no other machine may ask
     assert serve_command.Options(run="r").allow_origin == ""
+    assert serve_command.Options(run="r").max_seconds == 1200.0
     arrived = []
 
     def build_app(service, key, host, origin):
         batcher, voices = service.batcher, service.voices
         batcher.close()
         arrived.append([batcher.max_batch, batcher.seed, service.model, key, host, origin])
-        arrived.append(service.max_characters)
+        arrived.append((service.max_characters, service.max_seconds))
         arrived.append({name: len(voice.reference) for name, voice in voices.items()})
         return "app"
 
@@ -261,12 +263,15 @@ def test_options_of_serve_arrive(synthesizer, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(app, "build_app", build_app)
     monkeypatch.setenv(serve_command.KEY_VARIABLE, "secret")
     monkeypatch.setattr("os.environ", os.environ.copy())
-    given = "--host localhost --port 0 --allow-origin http://a.test:1 --max-batch 3 --max-characters 60 --seed 7"
+    given = (
+        "--host localhost --port 0 --allow-origin http://a.test:1 --max-batch 3 --max-characters 60"
+    )
+    given += " --max-seconds 9.5 --seed 7"
     given += " --voice d=c.npy --voice e=a=b.npy --voice f=c.npy,a=b.npy"
     options = tyro.cli(serve_command.Options, args=["outputs/voice/", *given.split()])
     assert serve_command.run(options) == 0 and os.environ["LRU_CACHE_CAPACITY"] == "64"
     service = [3, 7, "voice", "secret", "localhost", "http://a.test:1"]
-    assert arrived == [service, 60, {"d": 3, "e": 2, "f": 5}, 2**16 + 12 * 60]
+    assert arrived == [service, (60, 9.5), {"d": 3, "e": 2, "f": 5}, 2**16 + 12 * 60]
     assert capsys.readouterr().out.startswith("voice at http://localhost:")
     for given, words in (
         ({"voice": ["d=c.npy", "e"]}, "--voice = e, but it must be NAME=FILE"),
@@ -276,6 +281,7 @@ def test_options_of_serve_arrive(synthesizer, monkeypatch, tmp_path, capsys):
         ({"allow_origin": "http://a.test/"}, "--allow-origin = http://a.test/, but"),
         ({"max_batch": 0}, "--max-batch = 0, but"),
         ({"max_characters": 0}, "--max-characters = 0, but"),
+        ({"max_seconds": 0.9}, "--max-seconds = 0.9, but"),
     ):
         wrong = serve_command.Options(run="r", **given)
         refused(lambda wrong=wrong: serve_command.run(wrong), words)
