@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -23,6 +23,9 @@ from torchtitan.models.dit_tts.bounded import read_json
 from torchtitan.models.dit_tts.errors import InputError, check_range, require, show
 from torchtitan.models.dit_tts.files import check_writable
 from torchtitan.models.dit_tts.speech.sampling.sound_files import SUFFIXES
+
+if TYPE_CHECKING:
+    from torchtitan.models.dit_tts.config.job_config import Data
 
 STANDARD_OUTPUT = "-"
 
@@ -42,7 +45,7 @@ class Options(SamplingOptions):
     reference_text, speaker, caption, seconds, conditions; the options give defaults."""
 
     out: str = "generated.wav"
-    """File to write, .wav, .flac, .ogg or .mp3; - is standard output, streamed as audio becomes
+    """File to write, .wav, .flac, .ogg, .opus or .mp3; - is standard output, streamed as audio becomes
     available. With --text-list the folder for NAME.wav and NAME.json of each text."""
 
     format: Literal["", "wav", "flac", "ogg", "mp3", "pcm"] = ""
@@ -108,6 +111,7 @@ def run(options: Options) -> int:
     narrator = Narrator(synthesizer, *given)
     for request in requests:
         narrator.check(request)
+    _warn_of_lengths(requests, synthesizer.run.config.data)
     loading = time.perf_counter() - began
     if options.text_list:
         show(narrator.write_all(requests, options.out, options.format))
@@ -116,6 +120,15 @@ def run(options: Options) -> int:
         summary = narrator.write(requests[0], "" if streams else options.out, options.format)
         show(f"{summary}, loading {loading:.1f} s", sys.stderr if streams else sys.stdout)
     return 0
+
+
+def _warn_of_lengths(requests: list[Request], data: "Data") -> None:
+    """Warns of the greatest length that is given, if it is above those of the training."""
+    longest = max(requests, key=lambda each: each.seconds or 0.0)
+    seconds, most = longest.seconds or 0.0, data.max_frames / data.frames_per_second
+    if seconds > most:
+        about = f"{longest.named('seconds')} = {seconds:g}, but the model was trained on at most {most:g} s at once"
+        show(f"warning: {about}; leave it out, and a long text is split", sys.stderr)
 
 
 def check_options(options: Options) -> None:

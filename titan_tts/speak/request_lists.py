@@ -50,6 +50,11 @@ class Request:
         given = self.speaker, self.reference, self.caption, "speaker" in self.conditions
         return any(given)
 
+    def named(self, key: str) -> str:
+        """A key of the request as the user gives it, for messages."""
+        is_option = self.where.startswith("--")
+        return f"--{key.replace('_', '-')}" if is_option else f"{self.where}: {key}"
+
     def fingerprint(self, settings: str) -> str:
         """Hash of all that changes the speech. `settings`: options of the command."""
         unsaid = ("where", "id", *(() if self.caption else ("caption",)))
@@ -73,18 +78,16 @@ class Request:
             count <= MAX_CHARACTERS,
             f"{where} has {count} characters, but at most {MAX_CHARACTERS} are allowed at once; make a list of its chapters",
         )
-        require(
-            not (files and self.speaker), f"{where}: give either a reference or a speaker, not both"
-        )
+        reference, seconds = self.named("reference"), self.named("seconds")
+        both = f"{reference} is given with the speaker {self.speaker}; give one of the two"
+        require(not (files and self.speaker), both)
         missing = next((path for path in files if not os.path.isfile(path)), None)
-        require(missing is None, f"{where}: reference = {missing}, but there is no such file")
-        require(
-            bool(files) or not self.reference_text, f"{where}: reference text without a reference"
-        )
-        option = "--seconds" if where.startswith("--") else f"{where}: seconds"
+        require(missing is None, f"{reference} = {missing}, but there is no such file")
+        known = bool(files) or not self.reference_text
+        require(known, f"{self.named('reference_text')} is given without a reference; give both")
         require(
             self.seconds is None or 0 < self.seconds <= MAX_SECONDS,
-            f"{option} = {self.seconds}, but it must be above 0 and at most {MAX_SECONDS:g}",
+            f"{seconds} = {self.seconds}, but it must be above 0 and at most {MAX_SECONDS:g}",
         )
 
 

@@ -86,7 +86,11 @@ def test_length_is_estimated(generate, tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert frames("--reference=voice.wav") == 10
     assert "0.40 s (by the fit on the training data)" in capsys.readouterr().out
-    assert frames("--seconds=30.8") == 770
+    generate.loaded.config.data.max_frames = 770
+    assert frames("--seconds=30.8") == 770 and "warning" not in capsys.readouterr().err
+    assert frames("--seconds=30.9") == round(30.9 * 25)
+    warned = "--seconds = 30.9, but the model was trained on at most 30.8 s"
+    assert warned in capsys.readouterr().err
     assert frames("--seconds=0.01") == 1
     known = ["--reference=voice.wav", "--reference-text=oooooooooo"]
     assert frames(*known) == round(10 * 2 ** (100 / 150))
@@ -109,10 +113,10 @@ MISTAKES = {
     "--text=one --out=a.wav --format=flac": "a file's name sets its format",
     "--text-file=b.wav": "b.wav cannot be read",
     "--text=one --reference=./a.wav --out=a.wav": "that is the input file",
-    "--text=one --reference-text=one": "reference text without a reference",
+    "--text=one --reference-text=one": "--reference-text is given without a reference",
     "--text=one --out=a_file/said.wav": "cannot be written; give another path",
-    "--text=one --speaker=ann --reference=nothing.wav": "either a reference or a speaker",
-    "--text=one --reference=nothing.wav": "no such file",
+    "--text=one --speaker=ann --reference=nothing.wav": "--reference is given with the speaker ann",
+    "--text=one --reference=nothing.wav": "error: --reference = nothing.wav, but there is no such file",
     "--text=one --model.flavor=800m": "--model.flavor=800m cannot be changed",
 }
 
@@ -158,7 +162,7 @@ def test_any_key_of_sampling_may_be_given(tmp_path, capsys):
     assert chosen(*keys, **given) == expected
     refused(lambda: chosen(*keys, sampling_steps=7), "steps = 7", "'midpoint'", "even")
     assert main(["generate", str(tmp_path / "x"), "--text=a", "--sampling.solver=heun"]) == 2
-    assert "x is not a run folder" in capsys.readouterr().err
+    assert "x does not exist; give outputs/NAME" in capsys.readouterr().err
 
 
 def test_conditions_and_texts_that_the_run_was_trained_with():

@@ -154,9 +154,10 @@ def load_run_config(folder: Path, args: Sequence[str] = ()) -> JobConfig:
         return load_config(["--job.config_file", str(path), *args])
     if not exported.is_exported(folder):
         exported.refuse_pickles(folder)
+        is_none = "is not a run folder: it has no config.toml"
+        found = is_none if folder.exists() else "does not exist"
         raise InputError(
-            f"{folder} is not a run folder: it has no config.toml; give outputs/NAME, or a folder that "
-            f"titan-tts export wrote"
+            f"{folder} {found}; give outputs/NAME, or a folder that titan-tts export wrote"
         )
     sections = without_none(exported.placed_config(folder))
     return resolve(parse_config(args, sections, str(folder / exported.CONFIG)))
