@@ -1,6 +1,6 @@
 """Estimates how many latent frames an utterance takes: by a trained predictor, or by the fit that a run keeps of its
 training data. A model that was trained with [objective] loss_on_padding needs neither: it makes zero latents behind the
-speech, where `speech_end` cuts.
+speech, where `sampler.speech_end` cuts.
 
 Where the text of the reference is known, its own length corrects the estimate: with the estimate e of the text,
 the reference's r frames and the estimate e' of its text, the length is e·(r / e')^w with w = r / (r + k): the deviation
@@ -15,9 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-import torch
-from torch import Tensor
-
 from titan_tts.speak.load_run import LoadedRun, load_run
 from titan_tts.speak.open_run import OpenRun, open_run
 from titan_tts.speak.utterance import Utterance
@@ -26,7 +23,11 @@ from torchtitan.models.dit_tts.config.job_config import DURATION_FLAVOR, JobConf
 from torchtitan.models.dit_tts.config.shipped import shipped_path
 from torchtitan.models.dit_tts.errors import InputError, require
 from torchtitan.models.dit_tts.model.duration import DurationModel
-from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, predict_frames
+from torchtitan.models.dit_tts.speech.sampling.sampler import (
+    SpeechRequest,
+    own_frames,
+    predict_frames,
+)
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 from torchtitan.models.dit_tts.text.vocabulary import language_of
 
@@ -49,22 +50,7 @@ nothing of the text, and ask for all memory"""
 
 _BATCH = 64
 
-_SILENT_RMS, _SILENT_FRAMES = 0.3, 20
-"""so many latents below it in a row are padding: latents of speech have an RMS near 1, padding is 0 with the model's
-error"""
-
-
 _ENDS_ITSELF = "but this model decides itself where the speech ends; leave it out"
-
-
-def speech_end(latents: Tensor) -> int:
-    """Return the frame at which the speech ends in latents (T, C), at least 1: the start of the first
-    `_SILENT_FRAMES` behind it."""
-    silent = latents.square().mean(-1).sqrt() < _SILENT_RMS
-    begin = int((~silent).int().argmax())
-    silent = torch.cat([silent[begin:], silent.new_ones(_SILENT_FRAMES)])
-    runs = silent.unfold(0, _SILENT_FRAMES, 1).all(-1)
-    return max(1, begin + int(runs.int().argmax()))
 
 
 @dataclass(frozen=True)
@@ -144,14 +130,13 @@ def open_lengths(
         if (language := language_of(encoder)) not in ("", durations.language):
             # A letter takes about as long in any language.
             durations = replace(durations, language=language, normalize="")
-        ends_itself = not choice and run.config.objective.loss_on_padding
+        generated = 0 if choice else own_frames(run.config)
 
         def estimate(utterances: Sequence[Utterance]) -> list[float]:
             return [durations.estimate(each.text, each.voice.speaker) for each in utterances]
 
-        require(scale == 1 or not ends_itself, f"--duration-scale = {scale:g}, {_ENDS_ITSELF}")
-        name = "the model's own end" if ends_itself else "the fit on the training data"
-        generated = run.config.data.max_frames if ends_itself else 0
+        require(scale == 1 or not generated, f"--duration-scale = {scale:g}, {_ENDS_ITSELF}")
+        name = "the model's own end" if generated else "the fit on the training data"
         own = _HALF_TRUSTED_FIT, durations.speaker_scale, generated
         return Lengths(name, estimate, scale, *own)
     predictor = load_predictor(opened, run.config, encoder)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from titan_tts.speak.adapters import Adapters
 from titan_tts.speak.blocks import Blocks
-from titan_tts.speak.lengths import Lengths, speech_end
+from titan_tts.speak.lengths import Lengths
 from titan_tts.speak.load_run import LoadedRun
 from titan_tts.speak.long_text import ended, split_text
 from titan_tts.speak.speech_data import (
@@ -28,7 +28,12 @@ from torchtitan.models.dit_tts.config.job_config import Sampling
 from torchtitan.models.dit_tts.data.members import CAPTION, caption_of
 from torchtitan.models.dit_tts.errors import require, show
 from torchtitan.models.dit_tts.speech.codec import Codec
-from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, generate_latents
+from torchtitan.models.dit_tts.speech.sampling.sampler import (
+    SpeechRequest,
+    generate_latents,
+    own_frames,
+    speech_end,
+)
 from torchtitan.models.dit_tts.speech.sampling.sound_files import STREAMED
 from torchtitan.models.dit_tts.text.tokenizer import unicode_bytes, with_duration
 
@@ -227,7 +232,7 @@ class Synthesizer:
 
     @property
     def _ends_itself(self) -> bool:
-        return self.run.config.objective.loss_on_padding
+        return own_frames(self.run.config) > 0
 
     def designs_voice(self, pieces: Sequence[Utterance]) -> bool:
         """True if a caption alone makes the voice of a text of several pieces, of which each would have one of its own."""

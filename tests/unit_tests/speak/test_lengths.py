@@ -14,6 +14,7 @@ from titan_tts.speak import lengths
 from titan_tts.speak.lengths import Lengths, open_lengths
 from titan_tts.speak.open_run import OpenRun
 from titan_tts.speak.utterance import Utterance, Voice
+from torchtitan.models.dit_tts.speech.sampling.sampler import speech_end
 from torchtitan.models.dit_tts.text.durations import LinearDurationModel
 
 WEIGHTS = np.zeros(257)
@@ -85,18 +86,18 @@ def test_texts_in_another_language_are_read_in_it(alone):
 def test_where_speech_ends():
     """At the first of 20 silent frames, or at silence up to the end."""
     speech = torch.ones(100, CHANNELS)
-    assert lengths.speech_end(speech) == 100
+    assert speech_end(speech) == 100
     pause = speech.clone()
     pause[30:49] = 0.1  # a frame less than silence takes
-    assert lengths.speech_end(pause) == 100
+    assert speech_end(pause) == 100
     pause[49] = -0.29
-    assert lengths.speech_end(pause) == 30
+    assert speech_end(pause) == 30
     pause[49] = 0.31
     pause[95:] = 0
-    assert lengths.speech_end(pause) == 95
+    assert speech_end(pause) == 95
     pause[:25] = 0  # before it begins
-    assert lengths.speech_end(pause) == 95
-    assert lengths.speech_end(torch.zeros(7, CHANNELS)) == 1
+    assert speech_end(pause) == 95
+    assert speech_end(torch.zeros(7, CHANNELS)) == 1
 
 
 @pytest.mark.parametrize("frames", [4197, np.inf, np.nan])

@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import soundfile
+import torch
 
 from tests.helpers.fixed_sets import data_section, fixed_set, write_rows
 from tests.helpers.tiny_runs import Folder
@@ -190,7 +191,8 @@ def test_samples_of_a_run(tmp_path, train, options, seen, monkeypatch):
     assert {path.name for path in (run / "samples").iterdir()} == {"step-2", "step-3"}
     assert "step-2" in Folder(run).checkpoints()  # the first of equal ones
     names = [f"00{n}-s{n}-u{n}" for n in range(4)]
-    rows = [row for row in Folder(run).validation() if "duration_error" in row]
+    rows = [row for row in Folder(run).validation() if "real_time_factor" in row]
+    assert not any("duration_error" in row for row in rows)  # it would be the fit's at every step
     assert [(row["step"], row["weights"]) for row in rows] == [(2, "ema:0.9"), (3, "ema:0.9")]
     place = run / "samples/step-3"
     files = {f"{name}.{end}" for name in names for end in ("wav", "png")} | {"scores.json"}
@@ -233,6 +235,35 @@ def test_samples_of_a_run(tmp_path, train, options, seen, monkeypatch):
 
 
 @pytest.mark.long
+def test_a_model_that_ends_the_speech_itself_does_so_in_samples(
+    tmp_path, train, options, monkeypatch
+):
+    asked = []
+
+    def generate(*given, **more):
+        """Of each prompt two frames more than of the one before, the first has five."""
+        asked.extend(given[3])
+        rows = [torch.ones(each.frames, 128) for each in given[3]]
+        for number, row in enumerate(rows):
+            row[5 + 2 * number :] = 0
+        return rows
+
+    monkeypatch.setattr(
+        "torchtitan.models.dit_tts.validation.speech_samples.generate_latents", generate
+    )
+    options += ["--objective.loss_on_padding", "--data.num_buckets=1", "--data.max_frames=64"]
+    assert train("run", *options) == 0
+    assert [each.frames for each in asked] == 8 * [64]
+    assert {each.metadata["target_duration"] for each in asked} == {64 / 25}
+    seconds = [5 / 25, 7 / 25, 9 / 25, 11 / 25]
+    for step in (2, 3):
+        report = json.loads((tmp_path / f"run/samples/step-{step}/scores.json").read_text())
+        assert [each["seconds"] for each in report["prompts"]] == pytest.approx(seconds)
+        wrong = 1 - np.array([5 / 10, 7 / 11, 9 / 12, 11 / 13])
+        assert report["duration_error"] == pytest.approx(wrong.mean())
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     "place, at, rows", [("heldout_loss.stream_keys", 1, []), ("speech_samples.score", 2, [2])]
 )
@@ -258,7 +289,7 @@ def test_a_signal_ends_them_at_the_next_batch(
     assert len(calls) == at and [row["step"] for row in run.validation()] == rows
     assert (run.state()["state"], run.checkpoints()) == ("preempted", {"step-2"})
     assert train("run", *options) == 0
-    names = ("step", "heldout_loss", "duration_error")
+    names = ("step", "heldout_loss", "weights")
     found, wanted = (
         [tuple(row.get(name) for name in names) for row in each.validation()]
         for each in (run, unbroken)

@@ -14,7 +14,7 @@ A row of a validation:
      "best_heldout_loss", "best_weights"}       the lowest of all weights, and which have it
 
 and of a set of samples {"step", "time", "seconds", "weights", "wer", "cer", "speaker_similarity", "opinion",
-"duration_error", "real_time_factor"}.
+"real_time_factor", "duration_error" (of a model that ends the speech itself)}.
 """
 
 from pathlib import Path

@@ -27,7 +27,12 @@ from torchtitan.models.dit_tts.infra.collectives import gather_from_ranks, share
 from torchtitan.models.dit_tts.run.trackers import Trackers
 from torchtitan.models.dit_tts.speech.codec import Codec
 from torchtitan.models.dit_tts.speech.sampling.plots import save_spectrograms
-from torchtitan.models.dit_tts.speech.sampling.sampler import SpeechRequest, generate_latents
+from torchtitan.models.dit_tts.speech.sampling.sampler import (
+    SpeechRequest,
+    generate_latents,
+    own_frames,
+    speech_end,
+)
 from torchtitan.models.dit_tts.speech.sampling.sound_files import write_sound
 from torchtitan.models.dit_tts.speech.scoring.interface import Sound
 from torchtitan.models.dit_tts.speech.scoring.plugins import open_scorers
@@ -81,7 +86,9 @@ def choose_prompts(
             continue
         metadata = loaded.metadata
         speaker = str(metadata.get("speaker") or "")
-        frames = min(durations.frames(metadata["text"], speaker), data.max_frames)
+        frames = own_frames(config)
+        if not frames:
+            frames = min(durations.frames(metadata["text"], speaker), data.max_frames)
         name = re.sub(r"[^\w-]+", "_", f"{number:03d}-{speaker}-{dataset.key(sample)}")
         name = name.encode()[:100].decode(errors="ignore")  # a file system counts bytes
         reference = loaded.reference[: data.max_speaker_frames]
@@ -160,6 +167,8 @@ class SpeechSamples:
                     self.text_encoder,
                     cache_blocks=not self.sharded,
                 )
+        if own_end := own_frames(self.config) > 0:
+            latents = [each[: speech_end(each)] for each in latents]
         waveforms = [self.codec.decode(each) for each in latents]
         seconds = time.perf_counter() - began
         folder = self.folder / f"step-{step}"
@@ -172,9 +181,10 @@ class SpeechSamples:
         rows = sorted((row for rows in of_ranks for row in rows), key=lambda row: row["name"])
         found = {
             **corpus_scores([row["score"] for row in rows]),
-            "duration_error": sum(row["duration_error"] for row in rows) / len(rows),
             "real_time_factor": sum(spent) / sum(lengths),
         }
+        if own_end:  # the lengths of other models are the fit's, at every step the same
+            found["duration_error"] = sum(row["duration_error"] for row in rows) / len(rows)
         if self.writes:
             listed = [{**row, "score": asdict(row["score"])} for row in rows]
             report = {"step": step, "weights": weights, **found, "prompts": listed}
@@ -186,6 +196,7 @@ class SpeechSamples:
 
     def _score(self, prompt: Prompt, waveform: torch.Tensor, folder: Path) -> dict[str, Any]:
         rate, request = self.codec.sample_rate, prompt.request
+        frames = len(waveform) / self.codec.hop_length
         reference = None
         if self.scorers.speaker is not None and len(request.reference):
             reference = Sound(self.codec.decode(request.reference), rate)
@@ -202,7 +213,7 @@ class SpeechSamples:
             "name": prompt.name,
             "text": request.text,
             "seconds": len(waveform) / rate,
-            "duration_error": abs(request.frames / len(prompt.recording) - 1),
+            "duration_error": abs(frames / len(prompt.recording) - 1),
             "score": found,
         }
 

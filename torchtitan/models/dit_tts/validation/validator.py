@@ -49,7 +49,7 @@ class Validator:
         # A step may end twice, if the one after it is undone; and a run may end between two rows.
         measured, spoken = (
             any(row["step"] == step and figure in row for row in self.rows)
-            for figure in ("heldout_loss", "duration_error")
+            for figure in ("heldout_loss", "real_time_factor")
         )
         measure = not measured and (last or step % self.config.validation.freq == 0)
         speak = self.samples is not None and (last or step % freq == 0)

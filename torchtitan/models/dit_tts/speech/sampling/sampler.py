@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchtitan.models.dit_tts.config.job_config import Sampling
+from torchtitan.models.dit_tts.config.job_config import JobConfig, Sampling
 from torchtitan.models.dit_tts.flow.counter_rng import normal, stream_keys
 from torchtitan.models.dit_tts.flow.guidance import guided_velocity, rescaled_velocity
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
@@ -28,6 +28,11 @@ from torchtitan.models.dit_tts.text.tokenizer import ConditionedTokenizer
 
 # Apart from training's streams: generation must not start from a noise that was trained on.
 SAMPLING_STREAM = 100
+
+
+_SILENT_RMS, _SILENT_FRAMES = 0.3, 20
+"""so many latents below it in a row are padding: latents of speech have an RMS near 1, padding is 0 with the model's
+error"""
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,22 @@ def encode_requests(
         in_text = mask & (text < model.args.first_condition_id)
         batch["text_features"] = text_encoder(text, in_text)
     return model.encode_conditions(**condition_inputs(batch))
+
+
+def own_frames(config: JobConfig) -> int:
+    """Frames to generate of every text by a model that decides itself where the speech ends, as `speech_end` finds it; 0 for
+    any other."""
+    return config.data.max_frames if config.objective.loss_on_padding else 0
+
+
+def speech_end(latents: torch.Tensor) -> int:
+    """Return the frame at which the speech ends in latents (T, C), at least 1: the start of the first
+    `_SILENT_FRAMES` behind it."""
+    silent = latents.square().mean(-1).sqrt() < _SILENT_RMS
+    begin = int((~silent).int().argmax())
+    silent = torch.cat([silent[begin:], silent.new_ones(_SILENT_FRAMES)])
+    runs = silent.unfold(0, _SILENT_FRAMES, 1).all(-1)
+    return max(1, begin + int(runs.int().argmax()))
 
 
 @torch.no_grad()
