@@ -32,7 +32,7 @@ from torchtitan.models.dit_tts.config.shipped import shipped_path
 from torchtitan.models.dit_tts.errors import InputError, quiet_known_warnings, require_modules
 from torchtitan.models.dit_tts.files import write_atomic
 from torchtitan.models.dit_tts.flow.objective import FlowMatching
-from torchtitan.models.dit_tts.flow.solvers import SOLVERS, plan_steps
+from torchtitan.models.dit_tts.flow.solvers import SOLVERS, first_way, plan_steps
 from torchtitan.models.dit_tts.infra.kernels import use_operations
 from torchtitan.models.dit_tts.model.attention_backends import GuidedKeys
 from torchtitan.models.dit_tts.model.conditions import Conditions
@@ -179,7 +179,6 @@ def _write_graphs(
 ) -> None:
     frames, tokens, patches, caption_tokens = _LENGTHS
     args, steps = loaded.model.args, plan_steps(loaded.config.sampling)
-    smallest = min((1.0 - t for step in steps for t in step.times if t < 1.0), default=1.0)
     heads = args.n_heads, args.dim // args.n_heads
     example = {
         "ids": torch.full((1, tokens), ids_of.BEGIN_ID),
@@ -206,7 +205,7 @@ def _write_graphs(
         "encoder": (loaded.model, _encode, f"ids positions frames reference {caption}"),
         "step": (
             loaded.model,
-            partial(_step, loaded.objective, smallest),
+            partial(_step, loaded.objective, first_way(steps)),
             f"latents t text speaker {caption_keys}",
         ),
         "length": (predictor.model, _length, f"ids reference has_speaker {heard}"),

@@ -73,8 +73,12 @@ def made(train, tmp_path, tmp_path_factory) -> Path:
         real = [f"--data.path={tmp_path / 'data'}", "--data.latent_channels=128"]
         real += ["--training.steps=1", "--encoder.model=phones:en-us", "--encoder.normalize=en"]
         real += ["--data.max_caption_tokens=12"]
-        sampling = "steps=6 solver=midpoint text_scale=1.5 speaker_scale=0.5 min_t=0.4 caption_scale=0.8".split()
-        own = ["--model.text_positions=aligned", *(f"--sampling.{each}" for each in sampling)]
+        sampling = "steps=6 start_t=0.999 solver=midpoint text_scale=1.5 speaker_scale=0.5 min_t=0.4 caption_scale=0.8".split()
+        own = [
+            "--model.text_positions=aligned",
+            "--objective.prediction=noise",
+            *(f"--sampling.{each}" for each in sampling),
+        ]
         assert train("run", *real, *own) == 0
         length = ["--model.flavor=duration", "--objective.text_dropout=0"]
         assert train("duration", *real, *length, "--activation_checkpoint.mode=none") == 0
