@@ -20,7 +20,7 @@ from torchtitan.models.dit_tts.config import exported
 from torchtitan.models.dit_tts.config.job_config import Data, Encoder, JobConfig
 from torchtitan.models.dit_tts.data.dataset import Dataset, open_training_data
 from torchtitan.models.dit_tts.errors import InputError, reading, require
-from torchtitan.models.dit_tts.speech.audio import decode
+from torchtitan.models.dit_tts.speech.audio import TooLong, decode
 from torchtitan.models.dit_tts.speech.codec import Codec
 from torchtitan.models.dit_tts.speech.codec.record import RECORD_NAME, recorded_codecs
 from torchtitan.models.dit_tts.text.durations import (
@@ -157,9 +157,13 @@ def encode_reference(
 ) -> Tensor:
     """Latents (at most max_frames, channels) of a recording of any format, rate and channels, which goes the way of the
     training data's references: one channel, the codec's rate, silence at its ends capped, brought to a loudness. The
-    loudness is that of the frames which the model takes, as for Irodori-TTS."""
+    loudness is that of the frames which the model takes, as for Irodori-TTS. Of one that is too long to be read the
+    beginning is."""
     try:
-        samples, rate = decode(str(path))
+        try:
+            samples, rate = decode(str(path))
+        except TooLong as long:
+            samples, rate = decode(str(path), seconds=long.seconds)
     except InputError as error:
         raise InputError(f"--reference {path}: {error}; give a recording of the speaker") from None
     longest = max_frames * codec.hop_length

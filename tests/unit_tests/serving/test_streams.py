@@ -225,7 +225,7 @@ def test_clients_that_do_not_read_hold_up_no_other_and_are_closed(server, synthe
     synthesizer.run.config.data.max_frames = 3
     url, batcher = server()
     batcher.max_unread = 4
-    body = {"model": "tiny", "input": "Two one. " * 8, "voice": "ann", "response_format": "pcm"}
+    body = {"model": "tiny", "input": "Two one. " * 8, "voice": "ann", "response_format": "wav"}
     content, path = json.dumps(body).encode(), "/v1/audio/speech"
     to = f"HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
     upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13"
@@ -239,13 +239,13 @@ def test_clients_that_do_not_read_hold_up_no_other_and_are_closed(server, synthe
         wait_for(2)
         second.sendall(f"GET {path}/stream {upgrade}\r\n\r\n".encode())
         assert b" 101 " in second.recv(512)
-        assert speech(url, input="Two one.", response_format="pcm")[0] == 200
-        second.sendall(frame + content)
+        assert speech(url, input="Two one.", response_format="wav")[0] == 200
+        second.sendall(frame + content.replace(b"wav", b"pcm"))
         wait_for(4)
-        status, _, refusal = speech(url, response_format="pcm")
+        status, _, refusal = speech(url, response_format="wav")
         assert status == 429 and b"4 pieces of texts" in refusal
         wait_for(0)  # they were closed
-    assert speech(url, response_format="pcm")[0] == 200
+    assert speech(url, response_format="wav")[0] == 200
 
 
 def test_a_stream_that_fails_does_not_end_as_a_complete_one(server, synthesizer, monkeypatch):

@@ -1,6 +1,7 @@
 """References of a speaker: recordings treated as the training data were, or samples of the data."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from tests.helpers.sentences import refused
 from titan_tts.prepare.settings import AudioSettings
+from titan_tts.speak import speech_data
 from titan_tts.speak.speech_data import (
     TrainingShards,
     encode_reference,
@@ -51,7 +53,7 @@ def test_reference_of_any_rate_channels_and_level(codec, tmp_path):
     assert (other - at_level)[:18].abs().max() < 0.05 * at_level.std()
 
 
-def test_the_level_is_that_of_what_the_model_takes(codec, tmp_path):
+def test_the_level_is_that_of_what_the_model_takes(codec, tmp_path, monkeypatch):
     """The end of a long recording is twenty times as loud."""
     first, last = recording(0.8, 48_000), recording(0.8, 48_000, level=0.9)
     path = write(tmp_path / "long.wav", np.concatenate([first / 2, last]))
@@ -59,6 +61,10 @@ def test_the_level_is_that_of_what_the_model_takes(codec, tmp_path):
     alone = encode_reference(write(tmp_path / "cut.wav", first), codec, AudioSettings(), 384)
     assert cut.shape == (20, 128)
     torch.testing.assert_close(cut, alone, atol=1e-3 * float(alone.std()), rtol=0)
+    # One that is too long to be read is taken up to there: here 0.8 s of one channel.
+    monkeypatch.setattr(speech_data, "decode", partial(speech_data.decode, longest=0.4))
+    read = encode_reference(path, codec, AudioSettings(), 384)
+    torch.testing.assert_close(read, alone, atol=1e-3 * float(alone.std()), rtol=0)
 
 
 def test_references_without_a_voice(codec, tmp_path):
