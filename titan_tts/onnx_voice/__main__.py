@@ -9,7 +9,8 @@ from titan_tts.overlay import install_overlay
 
 
 def _run(args: list[str]) -> None:
-    from torchtitan.models.dit_tts.errors import show
+    from torchtitan.models.dit_tts.errors import require, show
+    from torchtitan.models.dit_tts.files import check_writable
 
     parser = argparse.ArgumentParser("python -m titan_tts.onnx_voice", description=__doc__)
     parser.add_argument("folder")
@@ -20,6 +21,9 @@ def _run(args: list[str]) -> None:
     )
     parser.add_argument("--caption", default="", help="how the voice sounds, in words")
     given = parser.parse_args(args)
+    is_wav = given.out.lower().endswith(".wav")
+    require(is_wav, f"--out = {given.out}, but its name must end with .wav; give another")
+    check_writable(given.out, "--out")
     voice = load(given.folder)
     sound = voice.speak(given.text, given.voice, caption=given.caption)
     with wave.open(given.out, "wb") as file:

@@ -176,6 +176,7 @@ class OnnxVoice:
     def speak(self, text: str, voice: Voice = None, seed: int = 0, caption: str = "") -> np.ndarray:
         """(samples,) float32 in [-1, 1] of a text, a long one in pieces. `seed`: of the noise. `caption`: how the voice
         sounds, in words, of a folder that takes captions. Alone it makes a voice, which the first piece has for the others."""
+        require(bool(text.strip()), "the text is empty; give one")
         most, speaker = self.settings["max_frames"], voice
         is_made = bool(caption.strip()) and not len(self._reference(voice, caption))
 

@@ -209,12 +209,23 @@ def test_it_speaks_where_torch_and_upstream_are_not_installed(made, tmp_path):
     command = [sys.executable, "-S", "-c", SPEAKING, str(made / "voice"), "--out=a.wav"]
     found = f"{Path(onnx_voice.__file__).parents[2]}:{tmp_path / 'packages'}"
     given = {"env": os.environ | {"PYTHONPATH": found}, "cwd": tmp_path, "text": True}
-    for text, status in (("one two", 0), ("日", 2)):
-        spoken = subprocess.run([*command, f"--text={text}"], capture_output=True, **given)
-        assert spoken.returncode == status, spoken.stderr
-    assert (tmp_path / "a.wav").stat().st_size > 640
-    sentence = "the voice was not trained with the characters '日'; leave them out"
-    assert spoken.stderr == f"error: {sentence}\n"
+    for said, sentence in (
+        (["--text=one two"], ""),
+        (["--text=日"], "the voice was not trained with the characters '日'; leave them out"),
+        (["--text= "], "the text is empty; give one"),
+        (
+            ["--text=one", "--out=a.mp3"],
+            "--out = a.mp3, but its name must end with .wav; give another",
+        ),
+        (
+            ["--text=one", "--out=/proc/x/a.wav"],
+            "--out = /proc/x/a.wav cannot be written; give another path",
+        ),
+    ):
+        spoken = subprocess.run([*command, *said], capture_output=True, **given)
+        assert spoken.stderr == (f"error: {sentence}\n" if sentence else "")
+        assert spoken.returncode == (2 if sentence else 0)
+    assert (tmp_path / "a.wav").stat().st_size > 640 and not (tmp_path / "a.mp3").exists()
 
 
 @pytest.mark.parametrize("unit", ["bytes", "chars"])

@@ -137,7 +137,7 @@ def test_weights_of_one_language_begin_another(config, tmp_path):
 def test_what_is_missing_is_said(monkeypatch):
     refused(lambda: Phonemizer("klingon-x"), "phones:klingon-x", "de", "en-us")
     monkeypatch.setitem(sys.modules, "espeakng_loader", None)
-    refused(lambda: Phonemizer("en-us"), "pip install 'titan-tts[speech]'")
+    refused(lambda: Phonemizer("en-us"), "pip install phonemizer espeakng_loader")
 
 
 def test_a_run_has_the_vocabulary_of_its_phones(config, tmp_path):

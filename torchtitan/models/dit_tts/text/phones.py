@@ -40,7 +40,8 @@ class Phonemizer:
             from phonemizer.backend.espeak.wrapper import EspeakWrapper
         except ImportError as error:
             raise InputError(
-                f"[encoder] model = 'phones:{language}' needs espeak-ng: pip install 'titan-tts[speech]'"
+                f"[encoder] model = 'phones:{language}' needs espeak-ng: pip install phonemizer "
+                "espeakng_loader"
             ) from error
         EspeakWrapper.set_library(espeakng_loader.get_library_path())
         EspeakWrapper.set_data_path(espeakng_loader.get_data_path())
