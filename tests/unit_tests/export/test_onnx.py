@@ -346,8 +346,15 @@ SAID = [*TEXTS, "Four hours, in the U.S.A.!", "Oh... (3.5?) it's well-known: to 
 def test_a_browser_speaks_as_python_does(made, tmp_path):
     voice, phones = onnx_voice.load(made / "voice"), Phonemizer("en-us")
 
+    as_sent = "fetch('').then(sent => sent.text()).then(text => "
+    as_sent += (
+        "new DOMParser().parseFromString(text, 'text/html').querySelector('button').disabled)"
+    )
+
     async def check():
         async with browsed(made / "voice", tmp_path / "site") as page:
+            assert await page.value(as_sent)  # pressed while it loads, it would load again
+            await page.until("!document.querySelector('button').disabled")
             for text in SAID:
                 assert await page.value(f"voice.phones({json.dumps(text)})") == phones(text)
             texts = *TEXTS, "seven; (nine) — “three”: five…", TEXTS[1]
