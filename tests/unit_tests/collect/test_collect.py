@@ -105,7 +105,7 @@ def test_other_settings_and_foreign_folders_are_refused(source, output, collect,
     (source / "no.wav").write_bytes(b"no audio")
     assert collect(source / "no.wav", output, "--max-seconds", "20") == 1
     assert collect(source, output) == 1  # what has failed holds no settings
-    assert "no.wav: the audio" in capsys.readouterr().out
+    assert "no.wav: the file is text, not audio" in capsys.readouterr().out
     (source / "no.wav").unlink()
     assert collect(source, output) == 0
 
