@@ -1,4 +1,4 @@
-"""`titan-tts data doctor`: reads a dataset, lists its faults and suggests batches."""
+"""`titan-tts data doctor`: reads a dataset and lists its faults."""
 
 import os
 import re
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Options(DatasetOptions):
-    """Read every sample of a dataset, report problems and suggest batches."""
+    """Read every sample of a dataset and report problems."""
 
     output: str = ""
     """HTML page; outputs/DATASET-doctor.html by default."""
@@ -73,7 +73,6 @@ def examine(dataset: "Dataset", options: Options) -> dict[str, Any]:
 
     from titan_tts.doctor.checks import check_dataset, measured_frame_rate
     from titan_tts.doctor.scan import READ, choose_samples, measure
-    from titan_tts.doctor.suggest_buckets import suggest
     from titan_tts.doctor.summary import summarize
 
     limits, threads = options.limits, min(8, os.cpu_count() or 1)
@@ -92,5 +91,4 @@ def examine(dataset: "Dataset", options: Options) -> dict[str, Any]:
             "frames_per_second_measured": None if rate is None else round(rate, 4),
         },
         "findings": [asdict(finding) for finding in findings],
-        "suggestion": suggest(dataset, limits, options.path),
     }

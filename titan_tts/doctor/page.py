@@ -1,4 +1,4 @@
-"""The page of doctor and inspect: findings, suggested buckets and contents of a dataset."""
+"""The page of doctor and inspect: findings and contents of a dataset."""
 
 from typing import Any
 
@@ -33,7 +33,6 @@ def doctor_page(result: dict[str, Any]) -> Page:
         ", ".join(summary["path"]),
         [
             Section("Findings", found or ["None: every check passed."]),
-            Section("Suggested buckets", _suggestion(result["suggestion"])),
             Section("Contents", _contents(summary), on_terminal=False),
         ],
         cards=_cards(summary) | {f"frames per second, {how}": rate},
@@ -120,29 +119,3 @@ def _label(name: str, label: dict[str, Any]) -> Table:
         for each in label["most"]
     ]
     return Table(head, rows, on_terminal=10**6, rest="(--top lists more)", total=label["count"])
-
-
-def _suggestion(suggestion: dict[str, Any] | None) -> list[Part]:
-    """All of `suggest_buckets.suggest`."""
-    if suggestion is None:
-        return ["none: no training sample is within the limits"]
-    paths, left_out = suggestion["paths"], f"{suggestion['left_out']:,}"
-    held_out = f"held out, {suggestion['held_out']:,} samples: {', '.join(paths['held_out'])}"
-    facts = [
-        f"training samples within the limits: {suggestion['samples']:,}; over them: {left_out}",
-        suggestion["left_out_words"],
-        f"for training: {', '.join(paths['training'])}",
-        held_out if paths["held_out"] else "",
-    ]
-    rows = []
-    for one in suggestion["choices"]:
-        mark = " (suggested)" if one["buckets"] == suggestion["num_buckets"] else ""
-        rows.append([f"{one['buckets']}{mark}", f"{100 - 100 * one['useful_fraction']:.1f} %"])
-    return [
-        *filter(None, facts),
-        Table(("buckets", "padding"), rows),
-        f"with these, {suggestion['text_padding_fraction']:.1%} of the text tokens and "
-        f"{suggestion['reference_padding_fraction']:.1%} of the reference frames are padding",
-        "as options of titan-tts train; in a config they stand in [data]:",
-        suggestion["command_line"],
-    ]

@@ -1,4 +1,4 @@
-"""Sentences about the samples that a run, a preparation or a suggestion leaves out: minutes, and the longest by name."""
+"""Sentences about the samples that a run or a preparation leaves out: minutes, and the longest by name."""
 
 from collections.abc import Iterable
 
@@ -25,19 +25,16 @@ def left_out_words(
     )
 
 
-def samples_left_out(
-    dataset: Dataset, left: np.ndarray, frames_per_second: float, among: np.ndarray | None = None
-) -> str:
-    """Return a sentence about the samples where `left` (n,) is true, of all or of those where `among` (n,) is; else empty."""
+def samples_left_out(dataset: Dataset, left: np.ndarray, frames_per_second: float) -> str:
+    """Return a sentence about the samples where `left` (n,) is true; else empty."""
     out = np.flatnonzero(left)
     if not len(out):
         return ""
     seconds = dataset.frames / frames_per_second
-    everything = seconds if among is None else seconds[among]
     worst = out[np.argsort(-seconds[out], kind="stable")[:WORST]]
     return left_out_words(
         "samples",
-        (len(out), len(everything)),
-        (float(seconds[out].sum()), float(everything.sum())),
+        (len(out), len(seconds)),
+        (float(seconds[out].sum()), float(seconds.sum())),
         [(dataset.sample_id(int(one)), float(seconds[one])) for one in worst],
     )
