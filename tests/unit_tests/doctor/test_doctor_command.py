@@ -133,7 +133,7 @@ def test_doctor_of_corrupt_data(folder, capsys):
     write_raw(folder / "bad.tar", raw_members(sample))
     assert data("doctor", "bad.tar", "--output=page.html") == 1
     printed = capsys.readouterr().out
-    assert "cannot be parsed" in printed and "none: no training sample" in printed
+    assert "cannot be parsed" in printed
 
 
 def test_what_would_fail_at_the_end_fails_before_reading(folder, capsys):
