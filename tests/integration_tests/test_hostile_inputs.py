@@ -181,7 +181,7 @@ for _name, _bad, _words in [("fifo", fifo, "no such file"), ("with nan", float_w
 
 WORDS = "--recognizer=words:one,two"
 for _name, _given, _args, _words, _status in [
-    ("generate of nothing", None, ["generate", "{d}/nowhere", "--text=a", "--speaker=b", "--out={d}/x.wav"], "no config.toml", 2),
+    ("generate of nothing", None, ["generate", "{d}/nowhere", "--text=a", "--speaker=b", "--out={d}/x.wav"], "nowhere does not exist", 2),
     ("generate of a binary list", {"../l": b"\0\xff"}, ["generate", "{copy}", "--text-list={d}/l", "--out={d}/o"], "give utf-8 text", 2),
     ("evaluate on a bad list", {"x.lst": "a|b|c|d\na|b"}, ["evaluate", "{copy}", "--test={copy}/x.lst", WORDS], "x.lst line 1: .* does not exist", 2),
     ("verify without checkpoints", {"config.toml": ""}, ["checkpoint", "verify", "{in}"], "has no checkpoints", 2),
