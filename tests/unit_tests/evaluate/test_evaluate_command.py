@@ -169,7 +169,7 @@ def test_a_later_run_that_was_trained_on_the_test_is_told(tree, loaded, monkeypa
 def test_what_systems_learned_from_is_told_by_latents_or_said_to_be_unknown(
     tree, loaded, monkeypatch, capsys
 ):
-    """Copies have other names; an exported folder names no data, and those of a run may be away."""
+    """Copies are found by their latents. Of an exported folder, or a run whose data are missing, it is not known."""
     same = {"channels": CHANNELS, "frames": lambda _: frames_of(0)}
     for seed, name in enumerate(("train", "heldout", "more")):
         make_shards(name, 4, seed, **same)

@@ -109,7 +109,7 @@ def test_a_comparison_plays_the_texts_with_most_errors_first(evaluated, tmp_path
 
 
 def test_wrong_words_are_marked():
-    """Of the words that count as errors none is right, and of the others each: spellings of numbers and of a checkpoint."""
+    """Marks exactly the words that count as errors, not other spellings of numbers or of a checkpoint."""
     spelling = {"grey": "gray"}
 
     def found(text, heard, language=""):

@@ -241,7 +241,7 @@ def test_a_model_that_ends_the_speech_itself_does_so_in_samples(
     asked = []
 
     def generate(*given, **more):
-        """Of each prompt two frames more than of the one before, the first has five."""
+        """Speaks five frames of the first prompt, and two more of each further one."""
         asked.extend(given[3])
         rows = [torch.ones(each.frames, 128) for each in given[3]]
         for number, row in enumerate(rows):
