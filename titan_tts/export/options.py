@@ -34,7 +34,7 @@ class Options(ModelOptions):
 
     duration: str = ""
     """Folder of a length predictor, or of a model that has one and the same text units, such as titan_tts:base for what
-    began with it; by default the one in the run's folder or next to it (duration/)."""
+    began with it; fit: none; by default the one in the run's folder or next to it (duration/)."""
 
     license: str = "unknown"
     """Licence of the weights for the model card, such as apache-2.0."""

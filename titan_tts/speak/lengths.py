@@ -124,7 +124,7 @@ def open_lengths(
         fit: returns the fit on the run's training data.
         encoder: present path of the run's frozen text encoder, or the phones:LANGUAGE to read texts in; empty: the config's.
     """
-    opened = None if choice == FIT else find_predictor(run.folder, run.config, choice)
+    opened = find_predictor(run.folder, run.config, choice)
     if opened is None:
         durations = fit()
         if (language := language_of(encoder)) not in ("", durations.language):
@@ -145,9 +145,10 @@ def open_lengths(
 
 
 def find_predictor(folder: Path, config: JobConfig, choice: str = "") -> OpenRun | None:
-    """The predictor that --duration names; empty: in a run's folder, or next to it one that was trained on the same data."""
+    """The predictor that --duration names, none for FIT; empty: in a run's folder, or next to it one that was trained on the
+    same data."""
     if choice:
-        return open_predictor(choice)
+        return None if choice == FIT else open_predictor(choice)
     for candidate in (folder / FOLDER, folder.absolute().parent / FOLDER):
         is_inside = candidate.parent == folder
         try:

@@ -175,6 +175,7 @@ def test_where_a_predictor_is_found(
     opened |= {model: alone.config, model / "duration": opened[own]}
     found = lengths.find_predictor(alone.folder, alone.config, str(model))
     assert found.folder == model / "duration"
+    assert lengths.find_predictor(alone.folder, alone.config, "fit") is None
 
 
 def test_which_predictors_are_loaded(alone, tmp_path, monkeypatch):
