@@ -104,6 +104,11 @@ def _measured_with(
     yield "words", scorers["recognizer"]
     yield "voice", scorers["speaker"] or "not measured (--speaker-scorer)"
     yield "opinion", scorers["opinion"] or "not measured (--opinion)"
+    if unknown := ", ".join(report["test"]["unknown_training_data"]):
+        yield (
+            "training data",
+            f"what {unknown} learned from is not known here: it may be these utterances",
+        )
     if scorers.get("pitch"):
         yield "F0", scorers["pitch"]
     for row in systems:

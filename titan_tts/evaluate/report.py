@@ -226,8 +226,6 @@ def warnings(report: dict[str, Any]) -> list[str]:
         and f"{missing} utterances have no recording, so there is no row of the recordings",
         test["is_training_data"]
         and "a system was trained on these utterances, so its figures praise memory",
-        test["unknown_training_data"]
-        and f"what {', '.join(test['unknown_training_data'])} learned from is not known here: it may be these utterances",
         report["unfit_recognizer"],
         *report["void"].values(),
     )

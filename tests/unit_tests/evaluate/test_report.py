@@ -99,7 +99,7 @@ def test_a_scorer_of_voices_needs_the_recordings_at_the_top(recordings, codec, s
 
 
 QUIET = {"left_out": {}, "without_reference": 0, "without_recording": 0, "utterances": 9}
-QUIET |= {"is_training_data": False, "unknown_training_data": []}
+QUIET |= {"is_training_data": False}
 
 
 @pytest.mark.parametrize(
